@@ -1,0 +1,57 @@
+# Two commands do everything on a fresh machine: `make run` and `make test`.
+# Both set up .venv first; the second time that takes no time.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+TORCH  := torch==2.13.0
+SPEC   ?= digits
+
+.PHONY: help run test slow lint format clean
+
+help:
+	@echo "make run     set up, then run the digits experiment (SPEC=name or file for another)"
+	@echo "make test    set up, then run the tests"
+	@echo "make slow    the tests that take minutes"
+	@echo "make lint    formatting, lint, types, import layers"
+	@echo "make format  apply the formatter"
+	@echo "make clean   remove .venv and caches (runs/ is kept)"
+
+# torch comes first and with its own dependencies, because its builds differ between sources;
+# everything else is pinned in the locks and needs no resolver.
+$(VENV)/.run-ready: requirements/run.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 2; }
+	@echo "Setting up $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --quiet $(TORCH)
+	@$(PIP) install --quiet --no-deps -r requirements/run.lock
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev-ready: requirements/dev.lock $(VENV)/.run-ready
+	@$(PIP) install --quiet --no-deps -r requirements/dev.lock
+	@touch $@
+
+run: $(VENV)/.run-ready
+	@$(BIN)/mixup-inference run $(SPEC)
+
+test: $(VENV)/.dev-ready
+	@$(BIN)/python -m pytest -q -m "not slow"
+
+slow: $(VENV)/.dev-ready
+	@$(BIN)/python -m pytest -q -m slow
+
+lint: $(VENV)/.dev-ready
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+format: $(VENV)/.dev-ready
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist src/*.egg-info

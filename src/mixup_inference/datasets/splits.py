@@ -1,0 +1,74 @@
+"""Labelled images, and disjoint seeded splits of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mixup_inference.draws import Draws, make_key
+from mixup_inference.errors import InputError
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """Images (NCHW, uint8 or float in [0, 1]), labels, and their positions in the data set."""
+
+    images: Tensor
+    labels: Tensor
+    index: Tensor
+    class_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return int(self.labels.shape[0])
+
+    @property
+    def classes(self) -> int:
+        """The number of classes L."""
+        return len(self.class_names)
+
+    @property
+    def pixels(self) -> Tensor:
+        """The images as float32 in [0, 1]."""
+        if self.images.dtype == torch.uint8:
+            return self.images.float().div_(255)
+        return self.images.float()
+
+    def take(self, rows: Tensor) -> LabelledImages:
+        """The images in these rows."""
+        return LabelledImages(
+            self.images[rows], self.labels[rows], self.index[rows], self.class_names
+        )
+
+
+def random_order(count: int, *, seed: int, name: str) -> Tensor:
+    """A random permutation of 0..count-1 that depends on the seed and the name only."""
+    draws = Draws(make_key(seed, name), torch.arange(count), torch.zeros(1, dtype=torch.int64))
+    return torch.argsort(draws.bits(0)[:, 0])
+
+
+def split(
+    data: LabelledImages, sizes: Mapping[str, int], *, seed: int, rest: str
+) -> dict[str, LabelledImages]:
+    """Disjoint random parts of the given sizes; what remains is called ``rest``.
+
+    >>> data = LabelledImages(
+    ...     torch.zeros(9, 1, 2, 2), torch.arange(9) % 3, torch.arange(9), ("a", "b", "c"))
+    >>> {k: len(v) for k, v in split(data, {"test": 4, "tuning": 2}, seed=0, rest="train").items()}
+    {'test': 4, 'tuning': 2, 'train': 3}
+    """
+    wanted = sum(sizes.values())
+    if wanted >= len(data):
+        raise InputError(
+            f"the splits ask for {wanted} points ({dict(sizes)}), but the data set has only "
+            f"{len(data)} and some must remain for {rest!r}."
+        )
+    order = random_order(len(data), seed=seed, name="split")
+    parts, start = {}, 0
+    for name, size in sizes.items():
+        parts[name] = data.take(order[start : start + size])
+        start += size
+    parts[rest] = data.take(order[start:])
+    return parts

@@ -1,0 +1,173 @@
+"""Randomised inference: transform the input N times, classify each, average the predictions."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mixup_inference.checks import check_images, check_index, check_int
+from mixup_inference.classifier import logits_of, refuse_probabilities
+from mixup_inference.draws import Draws, make_key
+from mixup_inference.errors import InputError
+
+#: Default size of a chunk, in pixels (channels included): 1,024 images of CIFAR's size.
+CHUNK_PIXELS = 1024 * 3 * 32 * 32
+
+Stream = tuple[str | int, ...]
+
+
+class Options(TypedDict, total=False):
+    """The options that every defence takes, all by keyword.
+
+    draws: N, how many random transforms are averaged (30, as in the paper).
+    seed: what the draws are made from, together with ``index`` and ``stream``.
+    fresh: without ``index``, new draws at every call (True); False freezes them.
+    chunk: how many images pass through F at once; by default what 1,024 CIFAR images fill.
+    """
+
+    draws: int
+    seed: int
+    fresh: bool
+    chunk: int | None
+
+
+class StochasticModule(nn.Module, ABC):
+    """What all defences share: the base model F, a seed, and which draws a call gets.
+
+    A call with ``index`` (the samples' positions in their data set) is pure: the draws of a
+    sample depend on (seed, stream, its index) and on nothing else. A call without it takes a
+    new stream each time (``fresh=True``), or the same draws for every row and every call
+    (``fresh=False``), which makes the module a deterministic function of x.
+
+    F runs in eval mode always, and no graph is kept unless ``x.requires_grad``.
+    """
+
+    def __init__(self, model: nn.Module, **options: Unpack[Options]) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise InputError(f"the model must be a torch nn.Module; saw {type(model).__name__}.")
+        if unknown := set(options) - Options.__optional_keys__:
+            raise TypeError(f"{type(self).__name__} got unknown options: {sorted(unknown)}")
+        chunk = options.get("chunk")
+        self.model = model
+        self.draws = check_int(options.get("draws", 30), what="draws", least=1)
+        self.fresh = bool(options.get("fresh", True))
+        self.chunk = None if chunk is None else check_int(chunk, what="chunk", least=1)
+        self._seen_logits = False
+        self.reseed(options.get("seed", 0))
+
+    def reseed(self, seed: int) -> None:
+        """Start over with the draws of another seed."""
+        self.seed = check_int(seed, what="seed", least=0)
+        self._calls = 0
+
+    @abstractmethod
+    def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
+        """The log of the prediction, shape (batch, classes)."""
+
+    def predict_proba(
+        self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
+    ) -> Tensor:
+        """The averaged softmax prediction, shape (batch, classes)."""
+        return torch.exp(self(x, index=index, stream=stream))
+
+    def base_log_probs(self, x: Tensor) -> Tensor:
+        """log softmax F(x) on the input itself, in chunks."""
+        parts = x.split(self._chunk_size(x))
+        with _graph_for(x):
+            return torch.cat([_bounded(self._classify, part, alone=len(parts) == 1) for part in parts])
+
+    def _samples(
+        self, x: Tensor, index: Tensor | None, stream: str | int
+    ) -> tuple[Stream, Tensor]:
+        """Which stream and which sample positions this call draws from."""
+        if index is not None:
+            return ("index", stream), check_index(index, count=x.shape[0], device=x.device)
+        if not self.fresh:
+            return ("frozen",), torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
+        self._calls += 1
+        return ("call", self._calls), torch.arange(x.shape[0], device=x.device)
+
+    def _chunk_size(self, x: Tensor) -> int:
+        """How many images go through F at once."""
+        if self.chunk is not None:
+            return self.chunk
+        return min(1024, max(1, CHUNK_PIXELS // x[0].numel()))
+
+    def _classify(self, x: Tensor) -> Tensor:
+        """log softmax F(x); the first batch ever seen is checked for being logits."""
+        logits = logits_of(self.model, x)
+        if not self._seen_logits:
+            refuse_probabilities(logits)
+            self._seen_logits = True
+        return torch.log_softmax(logits, dim=1)
+
+
+def _graph_for(x: Tensor) -> torch.set_grad_enabled:
+    """Build a graph only when gradients with respect to x are asked for."""
+    return torch.set_grad_enabled(torch.is_grad_enabled() and x.requires_grad)
+
+
+def _bounded(function: Callable[..., Tensor], *args: Tensor | None, alone: bool) -> Tensor:
+    """Call a function of one chunk; when a graph is built, recompute it in the backward pass.
+
+    So the activations of one chunk at a time are in memory, in the backward pass too. A chunk
+    that is alone is not recomputed: nothing would be saved.
+    """
+    if alone or not torch.is_grad_enabled():
+        return function(*args)
+    out: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
+    return out
+
+
+class RandomizedInference(StochasticModule):
+    """Average F's softmax over N random transforms of the input.
+
+    Returns log(1/N sum_k softmax F(t_k(x))), so that cross-entropy on it is -log of the averaged
+    probability, argmax is the prediction, and attack libraries take it as it is. At most
+    ``chunk`` images pass through F at once: that bounds memory, with gradients too, and never
+    changes what is drawn.
+
+    A subclass says how to transform (``_transform``), and what it needs to know about the
+    untransformed input (``_look``).
+    """
+
+    def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
+        """The log of the averaged prediction, shape (batch, classes)."""
+        check_images(x)
+        name, index = self._samples(x, index, stream)
+        return self.average(x, self._look(x), name, index)
+
+    @abstractmethod
+    def _transform(self, x: Tensor, look: Tensor | None, draws: Draws) -> Tensor:
+        """The transformed images, shape (samples, draws, C, H, W)."""
+
+    def _look(self, x: Tensor) -> Tensor | None:  # noqa: ARG002
+        """One entry per sample that ``_transform`` needs (mixup inference: the prediction)."""
+        return None
+
+    def average(self, x: Tensor, look: Tensor | None, stream: Stream, index: Tensor) -> Tensor:
+        """log mean softmax over the draws, in blocks of samples x draws that fit the chunk."""
+        key = make_key(self.seed, *stream)
+        chunk = self._chunk_size(x)
+        samples = max(1, chunk // self.draws)
+        all_k = torch.arange(self.draws, device=x.device).split(chunk)
+        alone = x.shape[0] <= samples and len(all_k) == 1
+
+        def block(x: Tensor, look: Tensor | None, index: Tensor, k: Tensor) -> Tensor:
+            images = self._transform(x, look, Draws(key, index, k))
+            return self._classify(images.flatten(0, 1)).unflatten(0, (x.shape[0], -1))
+
+        def rows(part: slice) -> Tensor:
+            args = x[part], None if look is None else look[part], index[part]
+            return torch.cat([_bounded(block, *args, k, alone=alone) for k in all_k], dim=1)
+
+        with _graph_for(x):
+            parts = [rows(slice(a, a + samples)) for a in range(0, x.shape[0], samples)]
+            return torch.logsumexp(torch.cat(parts), dim=1) - math.log(self.draws)

@@ -1,0 +1,97 @@
+"""MI-Combined: detect with MI-PL, answer the detected with MI-OL (Section 4.3)."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+
+from mixup_inference.checks import check_images, check_number
+from mixup_inference.defenses.base import Options, StochasticModule
+from mixup_inference.defenses.mixup import (
+    Convention,
+    MixupInference,
+    Ratio,
+    check_convention,
+    gap,
+)
+from mixup_inference.pool import Pool
+
+
+class CombinedInference(StochasticModule):
+    """MI-OL for inputs that MI-PL detects as adversarial; the others keep a plain prediction.
+
+    An input is detected when its gap exceeds ``threshold``. Convention "paper": the gap is that
+    of the y_hat component, and an undetected input gets F's prediction on the input itself.
+    Convention "official", what the published code does: the gap is that of the maxima, and an
+    undetected input gets the MI-PL average. MI-OL is computed for detected inputs only.
+
+    Args:
+        model: any classifier from NCHW images in [0, 1] to logits (batch, classes).
+        pool: the clean samples.
+        lam_detect: the mixing ratio of MI-PL.
+        lam_defend: the mixing ratio of MI-OL.
+        threshold: on the gap, a difference of probabilities.
+        convention: "paper" or "official".
+        **options: draws, seed, fresh, chunk; see ``Options``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        pool: Pool,
+        *,
+        lam_detect: Ratio = 0.5,
+        lam_defend: Ratio = 0.4,
+        threshold: float = 0.2,
+        convention: Convention = "paper",
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(model, **options)
+        self.convention = check_convention(convention)
+        self.threshold = check_number(threshold, what="threshold", least=-1, most=1)
+        self.pool = pool
+        # In a tuple, so that torch sees the model and the pool once, not three times.
+        self._parts = (
+            MixupInference(model, pool, labels="predicted", lam=lam_detect, **options),
+            MixupInference(model, pool, labels="other", lam=lam_defend, **options),
+        )
+
+    @property
+    def detector(self) -> MixupInference:
+        """MI-PL."""
+        return self._parts[0]
+
+    @property
+    def defender(self) -> MixupInference:
+        """MI-OL."""
+        return self._parts[1]
+
+    def reseed(self, seed: int) -> None:
+        """Start over with the draws of another seed."""
+        super().reseed(seed)
+        for part in getattr(self, "_parts", ()):  # not there yet while constructing
+            part.reseed(seed)
+
+    def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
+        """The log of the prediction, shape (batch, classes)."""
+        check_images(x)
+        name, index = self._samples(x, index, stream)
+        before = self.detector.base_log_probs(x)
+        y_hat = before.detach().argmax(1)
+        after = self.detector.average(x, y_hat, ("detect", *name), index)
+        answer = before if self.convention == "paper" else after
+        score = gap(before.detach(), after.detach(), self.convention)
+        rows = torch.nonzero(score > self.threshold).flatten()
+        if len(rows) == 0:
+            return answer
+        defended = self.defender.average(x[rows], y_hat[rows], ("defend", *name), index[rows])
+        return answer.index_copy(0, rows, defended)
+
+    def extra_repr(self) -> str:
+        """What tells this defence from another."""
+        return (
+            f"lam_detect={self.detector.lam}, lam_defend={self.defender.lam}, "
+            f"threshold={self.threshold}, convention={self.convention!r}, draws={self.draws}"
+        )

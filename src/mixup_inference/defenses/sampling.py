@@ -1,0 +1,95 @@
+"""Reading images at other places: what rotation, padding and cropping have in common.
+
+For every output pixel we compute where in the input it comes from, per sample and draw, and
+read there with one bilinear sampling. That is differentiable and has no loop over samples.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mixup_inference.errors import InputError
+
+Size = tuple[int, int] | tuple[float, float]
+
+
+def sample_at(
+    x: Tensor, rows: Tensor, columns: Tensor, *, mode: str = "bilinear", outside: str = "border"
+) -> Tensor:
+    """Read images at fractional pixel positions.
+
+    Args:
+        x: (samples, C, H, W).
+        rows: vertical positions, broadcastable to (samples, draws, H', W'); 0 is the centre of
+            the first row of pixels.
+        columns: horizontal positions, likewise.
+        mode: "bilinear" or "nearest".
+        outside: what lies beyond the picture: "border" (its edge goes on) or "zeros" (black).
+
+    Returns:
+        (samples, draws, C, H', W').
+    """
+    height, width = x.shape[-2:]
+    rows, columns = torch.broadcast_tensors(rows, columns)
+    grid = torch.stack(((2 * columns + 1) / width - 1, (2 * rows + 1) / height - 1), dim=-1)
+    out = functional.grid_sample(
+        x,
+        grid.flatten(1, 2).to(x.dtype),  # a sample's draws, stacked into one tall picture
+        mode=mode,
+        padding_mode=outside,
+        align_corners=False,
+    )
+    return out.unflatten(2, rows.shape[1:3]).transpose(1, 2)
+
+
+def pixel_axes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The output's row numbers as a column and its column numbers as a row."""
+    height, width = x.shape[-2:]
+    rows = torch.arange(height, device=x.device, dtype=x.dtype)
+    columns = torch.arange(width, device=x.device, dtype=x.dtype)
+    return rows[:, None], columns[None, :]
+
+
+def check_size(size: Size) -> Size:
+    """A range of sizes: two whole numbers of pixels, or two fractions of the side."""
+    low, high = size
+    pixels = isinstance(low, int) and isinstance(high, int)
+    if isinstance(low, bool) or isinstance(high, bool) or not 0 < low <= high:
+        raise InputError(f"size must be (low, high) with 0 < low <= high; saw {size}.")
+    if not pixels and not (isinstance(low, float) and isinstance(high, float) and high <= 1):
+        raise InputError(
+            "size must be two whole numbers (pixels) or two fractions of the side, at most 1.0 "
+            f"and written with a point; saw {size}."
+        )
+    return size
+
+
+def size_range(size: Size, side: int) -> tuple[int, int]:
+    """The range in pixels for an image of this side, both ends included.
+
+    >>> size_range((0.5, 0.75), 32), size_range((16, 24), 32)
+    ((16, 24), (16, 24))
+    """
+    low, high = (max(1, round(s * side)) if isinstance(s, float) else s for s in size)
+    if high > side:
+        raise InputError(f"size {size} is larger than the image, whose side is {side} pixels.")
+    return low, high
+
+
+def window_sizes(x: Tensor, size: Size, choose: Tensor) -> tuple[Tensor, Tensor]:
+    """Random window heights and widths in pixels, shape of ``choose`` (uniform on [0, 1)).
+
+    Sizes count along the height; on an image that is not square the width keeps its proportion.
+    """
+    height, width = x.shape[-2:]
+    low, high = size_range(size, height)
+    tall = low + (choose * (high - low + 1)).long()
+    wide = (tall * width / height).round().long().clamp(1, width)
+    return tall, wide
+
+
+def placed(tensor: Tensor) -> Tensor:
+    """(samples, draws) -> (samples, draws, 1, 1), to broadcast against pixel axes."""
+    return tensor[..., None, None]

@@ -1,0 +1,96 @@
+"""Accuracy as a count with an interval, and what it cost in forward passes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mixup_inference.checks import check_images, check_index, check_int, check_labels
+from mixup_inference.classifier import count_images, device_of, logits_of
+from mixup_inference.defenses import StochasticModule
+from mixup_inference.errors import InputError
+from mixup_inference.progress import SILENT, Progress
+
+Z95 = 1.959963984540054  # the normal quantile of a 95% interval
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How many of how many points were classified correctly, and forward passes per image."""
+
+    correct: int
+    total: int
+    passes: float = math.nan
+
+    @property
+    def value(self) -> float:
+        """The share of correct points."""
+        return self.correct / self.total
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% Wilson interval."""
+        return wilson(self.correct, self.total)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.value:.1%} [{low:.1%}, {high:.1%}]"
+
+
+def wilson(correct: int, total: int) -> tuple[float, float]:
+    """The 95% Wilson score interval of a proportion (no continuity correction).
+
+    >>> low, high = wilson(0, 100)
+    >>> low, round(high, 4)
+    (0.0, 0.037)
+    """
+    if not 0 <= correct <= total or total == 0:
+        raise InputError(f"a proportion needs 0 <= correct <= total; saw {correct} of {total}.")
+    p, z2 = correct / total, Z95**2
+    centre = (p + z2 / (2 * total)) / (1 + z2 / total)
+    half = Z95 * math.sqrt(p * (1 - p) / total + z2 / (4 * total**2)) / (1 + z2 / total)
+    # The ends are exact where the proportion is: rounding must not leave [0, 1].
+    return (0.0 if correct == 0 else centre - half, 1.0 if correct == total else centre + half)
+
+
+def evaluate(
+    classifier: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    index: Tensor | None = None,
+    stream: str | int = "evaluate",
+    batch_size: int = 256,
+    progress: Progress = SILENT,
+) -> Accuracy:
+    """The accuracy of a model or a defence on labelled images.
+
+    A defence draws for each point from (its seed, ``stream``, the point's ``index``), so the
+    result does not depend on the batch size beyond rounding, and is the same every time.
+
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    >>> evaluate(model, torch.rand(8, 1, 2, 2), torch.zeros(8, dtype=torch.long)).total
+    8
+    """
+    check_images(x)
+    y = check_labels(y, count=x.shape[0])
+    check_int(batch_size, what="batch_size", least=1)
+    index = torch.arange(x.shape[0]) if index is None else index
+    index = check_index(index, count=x.shape[0], device=x.device)
+    device = device_of(classifier)
+    base = classifier.model if isinstance(classifier, StochasticModule) else classifier
+    correct = 0
+    with torch.no_grad(), count_images(base) as images, progress.task("evaluate", len(y)) as task:
+        for rows in torch.arange(len(y)).split(batch_size):
+            images_of_rows = x[rows].to(device)
+            if isinstance(classifier, StochasticModule):
+                out = classifier(images_of_rows, index=index[rows], stream=stream)
+            else:
+                out = logits_of(classifier, images_of_rows)
+            check_labels(y[rows], count=len(rows), classes=out.shape[1])
+            correct += int((out.argmax(1).cpu() == y[rows].cpu()).sum())
+            task.advance(len(rows))
+    return Accuracy(correct, len(y), images[0] / len(y))

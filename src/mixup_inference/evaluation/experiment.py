@@ -1,0 +1,321 @@
+"""An experiment stage by stage: train, attack, measure. Every part is kept and never redone.
+
+Each trained model, set of adversarial examples and table cell is stored under a hash of
+everything that determines it, and written in one piece. So a rerun recomputes only what
+changed, and an interrupted run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mixup_inference import __version__
+from mixup_inference.attacks import pgd
+from mixup_inference.datasets import LabelledImages, load_dataset, split
+from mixup_inference.defenses import make_defense
+from mixup_inference.draws import derive_seed
+from mixup_inference.errors import InputError
+from mixup_inference.evaluation.accuracy import Accuracy, evaluate
+from mixup_inference.evaluation.spec import RowSpec, Spec
+from mixup_inference.files import (
+    fingerprint,
+    hash_tensors,
+    read_tensors,
+    write_json,
+    write_tensors,
+)
+from mixup_inference.models import create_model, load_weights
+from mixup_inference.pool import Pool
+from mixup_inference.progress import SILENT, Progress
+from mixup_inference.training import LAST, Epoch, train
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the table: clean points, or PGD in one mode with a number of steps."""
+
+    mode: str
+    steps: int = 0
+
+    @property
+    def name(self) -> str:
+        """As in results.json."""
+        return self.mode if self.mode == "clean" else f"{self.mode} PGD-{self.steps}"
+
+
+class Listener:
+    """Is told what has been done; this one does not care."""
+
+    def made(self, what: str, *, reused: bool, seconds: float) -> None:
+        """A model or a set of adversarial examples is there."""
+
+    def cell(self, row: RowSpec, column: Column, accuracy: Accuracy, *, reused: bool) -> None:
+        """A cell of the table is there."""
+
+    def warn(self, message: str) -> None:
+        """Something was found broken and is made anew."""
+
+
+class Experiment:
+    """A spec at work in a folder."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        folder: Path,
+        *,
+        device: str = "cpu",
+        listener: Listener | None = None,
+        progress: Progress = SILENT,
+    ) -> None:
+        self.spec = spec
+        self.folder = folder
+        self.device = check_device(device)
+        self.listener = listener or Listener()
+        self.progress = progress
+        self._models: dict[str, nn.Module] = {}
+        self._examples: dict[tuple[str, str], dict[int, Tensor]] = {}
+        make_folder(folder)
+
+    @property
+    def columns(self) -> list[Column]:
+        """The table's columns, in order."""
+        attack = self.spec.attack
+        attacked = [Column(mode, steps) for mode in attack.modes for steps in attack.steps]
+        return [Column("clean"), *attacked]
+
+    @cached_property
+    def points(self) -> dict[str, LabelledImages]:
+        """The disjoint parts of the data: test, tuning, calibration, train."""
+        data = self.spec.data
+        sizes = {"test": data.test, "tuning": data.tuning, "calibration": data.calibration}
+        return split(load_dataset(data.name), sizes, seed=self.spec.seed, rest="train")
+
+    @cached_property
+    def pool(self) -> Pool:
+        """The training images, which the defences draw from."""
+        train_part = self.points["train"]
+        return Pool(train_part.images, train_part.labels, classes=train_part.classes)
+
+    # Training
+
+    def model_identity(self, name: str) -> dict[str, Any]:
+        """Everything that determines a trained model."""
+        train_part = self.points["train"]
+        return {
+            "versions": _versions(),
+            "device": self.device,
+            "network": self.spec.network.model_dump(),
+            "recipe": asdict(self.spec.recipe(name)),
+            "data": hash_tensors(train_part.images, train_part.labels),
+        }
+
+    def model_folder(self, name: str) -> Path:
+        """Where a model's checkpoints are."""
+        return self.folder / "models" / f"{name}-{fingerprint(self.model_identity(name))}"
+
+    def model(self, name: str) -> nn.Module:
+        """A trained model, from the folder if it is there."""
+        if name not in self._models:
+            started = time.perf_counter()
+            self._models[name], reused = self._train(name)
+            seconds = time.perf_counter() - started
+            self.listener.made(f"model {name}", reused=reused, seconds=seconds)
+        return self._models[name]
+
+    def _train(self, name: str) -> tuple[nn.Module, bool]:
+        recipe, folder = self.spec.recipe(name), self.model_folder(name)
+        points = self.points["train"]
+        model = create_model(
+            **self.spec.network.model_dump(),
+            classes=points.classes,
+            channels=points.images.shape[1],
+            seed=self.spec.seed,
+        )
+        try:
+            done = load_weights(model, folder / LAST)["epochs_done"]
+        except InputError as error:
+            done = 0
+            if (folder / LAST).exists():
+                self.listener.warn(f"{error} Training {name} again.")
+                (folder / LAST).unlink()
+        if done < recipe.epochs:
+            from lightning_fabric import Fabric  # noqa: PLC0415 (takes seconds to import)
+
+            fabric = Fabric(accelerator=self.device, devices=1)
+            train(
+                model,
+                points.images,
+                points.labels,
+                recipe,
+                folder=folder,
+                fabric=fabric,
+                progress=self.progress,
+            )
+        return model.to(self.device).eval(), done == recipe.epochs
+
+    def history(self, name: str) -> list[Epoch]:
+        """The epochs of a trained model."""
+        _, header = read_tensors(self.model_folder(name) / LAST)
+        return [Epoch(**epoch) for epoch in header["history"]]
+
+    # Attacking
+
+    def examples_identity(self, name: str, mode: str) -> dict[str, Any]:
+        """Everything that determines a set of adversarial examples."""
+        test = self.points["test"]
+        return {
+            "model": self.model_identity(name),
+            "attack": self.spec.attack.model_dump(mode="json", exclude={"modes"}),
+            "mode": mode,
+            "batch_size": self.spec.batch_size,
+            "seed": self._attack_seed,
+            "points": hash_tensors(test.images, test.labels, test.index),
+        }
+
+    @property
+    def _attack_seed(self) -> int:
+        return derive_seed(self.spec.seed, "oblivious attack")
+
+    def examples(self, name: str, mode: str) -> dict[int, Tensor]:
+        """Adversarial examples of the test points for a model, by number of steps."""
+        if (name, mode) not in self._examples:
+            self.model(name)
+            started = time.perf_counter()
+            self._examples[name, mode], reused = self._attack(name, mode)
+            seconds = time.perf_counter() - started
+            self.listener.made(f"{mode} attack on {name}", reused=reused, seconds=seconds)
+        return self._examples[name, mode]
+
+    def _attack(self, name: str, mode: str) -> tuple[dict[int, Tensor], bool]:
+        identity, attack = self.examples_identity(name, mode), self.spec.attack
+        path = self.folder / "attacks" / f"{name}-{mode}-{fingerprint(identity)}.safetensors"
+        if path.exists():
+            try:
+                tensors, _ = read_tensors(path)
+                return {steps: tensors[f"PGD-{steps}"] for steps in attack.steps}, True
+            except (InputError, KeyError) as error:
+                self.listener.warn(f"{error} Attacking {name} again.")
+        test = self.points["test"]
+        examples = pgd(
+            self.model(name),
+            test.pixels.to(self.device),
+            test.labels,
+            eps=attack.eps,
+            step=attack.step,
+            steps=max(attack.steps),
+            norm=attack.norm,
+            targeted=mode == "targeted",
+            labels=attack.labels,
+            seed=self._attack_seed,
+            index=test.index,
+            snapshots=attack.steps,
+            batch_size=self.spec.batch_size,
+            progress=self.progress,
+        )
+        examples = {steps: tensor.cpu() for steps, tensor in examples.items()}
+        write_tensors(path, {f"PGD-{s}": t for s, t in examples.items()}, identity)
+        return examples, False
+
+    # Measuring
+
+    def cells(self) -> Iterator[tuple[RowSpec, Column, Accuracy]]:
+        """The table, cell by cell."""
+        for row in self.spec.rows:
+            for column in self.columns:
+                yield row, column, self.cell(row, column)
+
+    def cell(self, row: RowSpec, column: Column) -> Accuracy:
+        """The accuracy of one row in one column, from the folder if it is there."""
+        points = self.points["test"]
+        clean = column.mode == "clean"
+        identity = {
+            "input": hash_tensors(points.images, points.labels, points.index)
+            if clean
+            else self.examples_identity(row.model, column.mode),
+            "model": self.model_identity(row.model),
+            "steps": column.steps,
+            "defense": row.defense,
+            "settings": row.settings,
+            "draws": self.spec.draws,
+            "seed": self.spec.seed,
+            "batch_size": self.spec.batch_size,
+        }
+        path = self.folder / "cells" / f"{fingerprint(identity)}.json"
+        accuracy = self._read_cell(path)
+        reused = accuracy is not None
+        if accuracy is None:
+            x = points.pixels if clean else self.examples(row.model, column.mode)[column.steps]
+            accuracy = evaluate(
+                self.defense(row),
+                x,
+                points.labels,
+                index=points.index,
+                stream="test",
+                batch_size=self.spec.batch_size,
+                progress=self.progress,
+            )
+            write_json(path, {"identity": identity, "accuracy": asdict(accuracy)})
+        self.listener.cell(row, column, accuracy, reused=reused)
+        return accuracy
+
+    def defense(self, row: RowSpec) -> nn.Module:
+        """The defended model of a row."""
+        options: dict[str, Any] = (
+            {} if row.defense == "none" else {"draws": self.spec.draws, "seed": self.spec.seed}
+        )
+        return make_defense(
+            row.defense, self.model(row.model), self.pool, **row.settings, **options
+        ).to(self.device)
+
+    def _read_cell(self, path: Path) -> Accuracy | None:
+        if not path.exists():
+            return None
+        try:
+            accuracy = Accuracy(**json.loads(path.read_text(encoding="utf-8"))["accuracy"])
+            _ = accuracy.interval
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.listener.warn(f"{path} is damaged ({error}); measuring that cell again.")
+            return None
+        return accuracy
+
+
+def _versions() -> dict[str, str]:
+    return {"mixup_inference": __version__, "torch": str(torch.__version__)}
+
+
+def check_device(device: str) -> str:
+    """A device that is there; "auto" is the first of cuda, mps, cpu that is."""
+    there = ["cpu"]
+    if torch.backends.mps.is_available():
+        there.insert(0, "mps")
+    if torch.cuda.is_available():
+        there.insert(0, "cuda")
+    if device == "auto":
+        return there[0]
+    if device not in there:
+        raise InputError(f"there is no device {device!r} here; available: {', '.join(there)}.")
+    return device
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder that can be written to, or say why not."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError(
+            f"cannot write to the output folder {folder}: {error.strerror}. "
+            "Choose another with --output."
+        ) from None

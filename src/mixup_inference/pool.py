@@ -1,0 +1,118 @@
+"""The pool of clean samples p_s(x | y) that mixup inference draws from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sized
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mixup_inference.checks import check_labels, check_pixels
+from mixup_inference.draws import scale_bits
+from mixup_inference.errors import InputError
+
+
+class Pool(nn.Module):
+    """Clean images by class.
+
+    Use training images: a pool of test images leaks test labels into the defence. uint8 images
+    stay uint8 and are scaled to [0, 1] when drawn. The pool is a module without parameters, so
+    it follows the defence to its device, and its images are not part of any ``state_dict``.
+
+    Args:
+        images: NCHW, uint8 or float in [0, 1]; or a Dataset or loader of (image, label).
+        labels: one integer per image; left out when ``images`` is a Dataset or loader.
+        classes: the number of classes; by default the largest label plus one.
+
+    >>> pool = Pool(torch.zeros(6, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 2, 0, 1, 2]))
+    >>> pool
+    Pool(6 images of 1x2x2, uint8, 3 classes)
+    """
+
+    images: Tensor
+    labels: Tensor
+    _order: Tensor  # image numbers, sorted by class
+    _start: Tensor  # where each class begins in _order
+    _count: Tensor
+
+    def __init__(
+        self,
+        images: Tensor | Iterable[Any],
+        labels: Tensor | None = None,
+        *,
+        classes: int | None = None,
+    ) -> None:
+        super().__init__()
+        if labels is None:
+            images, labels = _collect(images)
+        images, labels = torch.as_tensor(images), torch.as_tensor(labels)
+        if images.ndim != 4 or images.shape[0] == 0:
+            raise InputError(
+                "the pool's images must be a non-empty batch of shape "
+                f"(count, channels, height, width); saw {tuple(images.shape)}."
+            )
+        if images.is_floating_point():
+            check_pixels(images, what="the pool")
+        elif images.dtype != torch.uint8:
+            raise InputError(f"the pool's images must be uint8 or float; saw {images.dtype}.")
+        labels = check_labels(
+            labels, count=images.shape[0], classes=classes, what="the pool's labels"
+        )
+        count = torch.bincount(labels, minlength=classes or 0)
+        if empty := [str(c) for c in torch.nonzero(count == 0).flatten().tolist()]:
+            shown = ", ".join(empty[:10]) + (", ..." if len(empty) > 10 else "")
+            raise InputError(
+                f"the pool has no image of class {shown} (of {len(count)} classes); "
+                "every class needs at least one."
+            )
+        self.register_buffer("images", images, persistent=False)
+        self.register_buffer("labels", labels, persistent=False)
+        self.register_buffer("_order", torch.argsort(labels, stable=True), persistent=False)
+        self.register_buffer("_start", torch.cumsum(count, 0) - count, persistent=False)
+        self.register_buffer("_count", count, persistent=False)
+
+    @property
+    def classes(self) -> int:
+        """The number of classes L."""
+        return int(self._count.shape[0])
+
+    def __len__(self) -> int:
+        return int(self.images.shape[0])
+
+    def draw(self, labels: Tensor, bits: Tensor) -> Tensor:
+        """For each label and its random bits, the number of one image of that class."""
+        place = self._start[labels] + scale_bits(bits, self._count[labels])
+        return self._order[place]
+
+    def pixels(self, numbers: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The images with these numbers as floats in [0, 1], shape (*numbers.shape, C, H, W)."""
+        chosen = self.images[numbers]
+        return chosen.to(dtype).div_(255) if chosen.dtype == torch.uint8 else chosen.to(dtype)
+
+    def __repr__(self) -> str:
+        kind = str(self.images.dtype).removeprefix("torch.")
+        size = "x".join(str(n) for n in self.images.shape[1:])
+        return f"Pool({len(self)} images of {size}, {kind}, {self.classes} classes)"
+
+
+def _collect(source: Any) -> tuple[Tensor, Tensor]:
+    """All images and labels of a loader (batches) or a map-style Dataset (single samples)."""
+    if isinstance(source, Tensor):
+        raise InputError("the pool needs labels: Pool(images, labels).")
+    if hasattr(source, "batch_size"):  # a DataLoader
+        pairs = list(source)
+    elif isinstance(source, Sized) and hasattr(source, "__getitem__"):
+        items = (source[i] for i in range(len(source)))
+        pairs = [(torch.as_tensor(x)[None], torch.as_tensor(y).reshape(1)) for x, y in items]
+    else:
+        raise InputError(
+            "the pool takes (images, labels), a Dataset or a DataLoader of such pairs; "
+            f"saw {type(source).__name__}."
+        )
+    if not pairs:
+        raise InputError("the pool's data set is empty.")
+    images, labels = zip(*((x, y) for x, y in pairs), strict=True)
+    return torch.cat([torch.as_tensor(x) for x in images]), torch.cat(
+        [torch.as_tensor(y) for y in labels]
+    )

@@ -1,0 +1,227 @@
+"""One training loop for all objectives, on Lightning Fabric, resumable to the same result."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from mixup_inference.checks import check_images, check_labels
+from mixup_inference.classifier import eval_mode
+from mixup_inference.datasets import random_order
+from mixup_inference.errors import InputError, TrainingDivergedError
+from mixup_inference.files import fingerprint, hash_tensors
+from mixup_inference.models import read_checkpoint, save_checkpoint
+from mixup_inference.progress import SILENT, Progress
+from mixup_inference.training.augment import augment
+from mixup_inference.training.objectives import OBJECTIVES, Batch, Examples
+from mixup_inference.training.recipe import Recipe, learning_rate
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+LAST, BEST = "last.safetensors", "best.safetensors"
+_MOMENTUM = "momentum."
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one epoch came to. Accuracy is on what was trained on: mixed, attacked, augmented."""
+
+    epoch: int
+    loss: float
+    accuracy: float
+    seconds: float
+    validation_accuracy: float | None = None
+
+
+def train(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    recipe: Recipe | str = "mixup",
+    *,
+    validation: tuple[Tensor, Tensor] | None = None,
+    folder: str | Path | None = None,
+    fabric: Fabric | None = None,
+    progress: Progress = SILENT,
+) -> list[Epoch]:
+    """Train ``model`` in place and leave it in eval mode; returns the history.
+
+    The same seed gives the same weights. With a ``folder``, the state is written after every
+    epoch (``last.safetensors``, and ``best.safetensors`` when there is validation data), and a
+    later call with the same arguments goes on from there to the same result as without the
+    interruption.
+
+    Args:
+        model: from NCHW images in [0, 1] to logits; the number of classes is read off its output.
+        images: NCHW, uint8 or float in [0, 1].
+        labels: one integer per image.
+        recipe: a ``Recipe``, or the name of an objective for the paper's settings.
+        validation: images and labels on which ``best`` is chosen.
+        folder: where the state goes; None keeps nothing.
+        fabric: a configured ``lightning_fabric.Fabric``, for another device or precision.
+        progress: where to report.
+    """
+    recipe = Recipe(objective=recipe) if isinstance(recipe, str) else recipe  # type: ignore[arg-type]
+    if images.dtype != torch.uint8:
+        check_images(images, what="images")
+    fabric = fabric or _cpu_fabric()
+    model = model.to(fabric.device)
+    classes = _count_classes(model, _as_float(images[:2], fabric.device))
+    labels = check_labels(labels, count=images.shape[0], classes=classes, what="labels")
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=recipe.lr,
+        momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
+    )
+    job = _Job(recipe, fabric, model, optimizer, images, labels, classes)
+    identity = {"recipe": asdict(recipe), "data": hash_tensors(images, labels)}
+    history = _resume(folder, job, identity)
+    wrapped, wrapped_optimizer = fabric.setup(model, optimizer)
+    with progress.task(f"train {recipe.objective}", total=recipe.epochs) as task:
+        task.advance(len(history))
+        for epoch in range(len(history), recipe.epochs):
+            done = _run_epoch(job, wrapped, wrapped_optimizer, epoch)
+            if validation is not None:
+                done = Epoch(
+                    **(asdict(done) | {"validation_accuracy": _accuracy(model, *validation)})
+                )
+            history.append(done)
+            if folder is not None and fabric.is_global_zero:
+                _save(Path(folder), job, identity, history)
+            task.advance(1, f"loss {done.loss:.3f}  accuracy {done.accuracy:.1%}")
+    model.eval()
+    return history
+
+
+@dataclass(frozen=True)
+class _Job:
+    recipe: Recipe
+    fabric: Fabric
+    model: nn.Module
+    optimizer: torch.optim.SGD
+    images: Tensor
+    labels: Tensor
+    classes: int
+
+
+def _cpu_fabric() -> Fabric:
+    from lightning_fabric import Fabric  # noqa: PLC0415 (takes seconds to import)
+
+    return Fabric(accelerator="cpu", devices=1)
+
+
+def _as_float(images: Tensor, device: torch.device) -> Tensor:
+    images = images.to(device)
+    return images.float().div_(255) if images.dtype == torch.uint8 else images
+
+
+def _count_classes(model: nn.Module, x: Tensor) -> int:
+    with torch.no_grad(), eval_mode(model):
+        return int(model(x).shape[1])
+
+
+def _run_epoch(job: _Job, model: Any, optimizer: Any, epoch: int) -> Epoch:
+    """One pass over the data in an order that follows from the seed and the epoch."""
+    recipe, started = job.recipe, time.perf_counter()
+    count = len(job.labels)
+    order = random_order(count, seed=recipe.seed, name=f"epoch {epoch}")
+    batches = order.tensor_split(math.ceil(count / recipe.batch_size))  # of nearly equal size
+    total = torch.zeros(2, device=job.fabric.device)
+    model.train()
+    for number, index in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(recipe, epoch * len(batches) + number, len(batches))
+        examples = _examples(job, index, epoch)
+        logits = model(examples.x)
+        loss = examples.loss(logits)
+        optimizer.zero_grad()
+        job.fabric.backward(loss)
+        optimizer.step()
+        with torch.no_grad():
+            total += torch.stack((loss, examples.accuracy(logits))) * (len(index) / count)
+    loss_value, accuracy = total.tolist()
+    if not math.isfinite(loss_value):
+        raise TrainingDivergedError(
+            f"the loss became {loss_value} in epoch {epoch + 1} of {recipe.epochs} "
+            f"({recipe.objective}, lr {recipe.lr:g}). Lower lr or use schedule = 'one-cycle'; "
+            "the state of the epoch before, if there was one, is kept."
+        )
+    return Epoch(epoch + 1, loss_value, accuracy, time.perf_counter() - started)
+
+
+def _examples(job: _Job, index: Tensor, epoch: int) -> Examples:
+    """The rows of the data as the objective wants them."""
+    recipe, device = job.recipe, job.fabric.device
+    x = augment(
+        _as_float(job.images[index], device),
+        index.to(device),
+        epoch=epoch,
+        seed=recipe.seed,
+        flip=recipe.flip,
+        padding=recipe.crop_padding,
+    )
+    batch = Batch(x, job.labels[index].to(device), index.to(device), epoch)
+    return OBJECTIVES[recipe.objective](job.model, batch, recipe, job.classes)
+
+
+def _accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+    device = next(model.parameters()).device
+    with torch.no_grad(), eval_mode(model):
+        right = sum(
+            int((model(_as_float(x, device)).argmax(1).cpu() == y.cpu()).sum())
+            for x, y in zip(images.split(512), labels.split(512), strict=True)
+        )
+    return right / len(labels)
+
+
+def _save(folder: Path, job: _Job, identity: dict[str, Any], history: list[Epoch]) -> None:
+    momentum = {
+        _MOMENTUM + name: job.optimizer.state[parameter]["momentum_buffer"]
+        for name, parameter in job.model.named_parameters()
+        if job.optimizer.state[parameter].get("momentum_buffer") is not None
+    }
+    header = {**identity, "epochs_done": len(history), "history": [asdict(e) for e in history]}
+    scores = [e.validation_accuracy for e in history if e.validation_accuracy is not None]
+    if scores and scores[-1] > max(scores[:-1], default=-1.0):
+        save_checkpoint(folder / BEST, job.model, **header)
+    save_checkpoint(folder / LAST, job.model, extra=momentum, **header)
+
+
+def _resume(
+    folder: str | Path | None, job: _Job, identity: dict[str, Any]
+) -> list[Epoch]:
+    """Put back the state that an earlier call left in the folder, if there is one."""
+    if folder is None or not (Path(folder) / LAST).exists():
+        return []
+    path = Path(folder) / LAST
+    tensors, header = read_checkpoint(path)
+    theirs = {name: header.get(name) for name in identity}
+    if fingerprint(theirs) != fingerprint(identity):
+        raise InputError(
+            f"{path} belongs to another training ({_difference(theirs, identity)}). "
+            "Give another folder, or delete this one."
+        )
+    own = job.model.state_dict()
+    job.model.load_state_dict({name: tensors["model." + name] for name in own})
+    for name, parameter in job.model.named_parameters():
+        if _MOMENTUM + name in tensors:
+            buffer = tensors[_MOMENTUM + name].to(parameter.device)
+            job.optimizer.state[parameter]["momentum_buffer"] = buffer
+    return [Epoch(**epoch) for epoch in header["history"]]
+
+
+def _difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
+    """In words, where two identities differ."""
+    if theirs["data"] != ours["data"]:
+        return "other data"
+    old, new = theirs["recipe"] or {}, ours["recipe"]
+    names = [n for n in new if fingerprint(old.get(n)) != fingerprint(new[n])]
+    return ", ".join(f"{n} {old.get(n)} instead of {new[n]}" for n in names)

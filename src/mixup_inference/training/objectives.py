@@ -1,0 +1,135 @@
+"""What each objective trains on: a batch in, weighted inputs with soft labels out.
+
+The loop then does one forward pass on them and minimises the weighted cross-entropy, whatever
+the objective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mixup_inference.attacks import pgd
+from mixup_inference.draws import Beta, Draws, derive_seed, make_key
+from mixup_inference.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Clean images in [0, 1], integer labels, positions in the data set, and the epoch."""
+
+    x: Tensor
+    y: Tensor
+    index: Tensor
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What the network is trained on: inputs, soft labels, and a weight for each row."""
+
+    x: Tensor
+    targets: Tensor
+    weights: Tensor
+
+    def loss(self, logits: Tensor) -> Tensor:
+        """The weighted mean of the cross-entropies; the weights of a batch sum to one."""
+        losses = functional.cross_entropy(logits, self.targets, reduction="none")
+        return (self.weights * losses).sum()
+
+    def accuracy(self, logits: Tensor) -> Tensor:
+        """The weighted share of rows where the likeliest label is the heaviest one."""
+        return (self.weights * (logits.argmax(1) == self.targets.argmax(1))).sum()
+
+
+Objective = Callable[[nn.Module, Batch, Recipe, int], Examples]
+
+
+def erm(_: nn.Module, batch: Batch, __: Recipe, classes: int) -> Examples:
+    """Empirical risk minimisation: the images as they are."""
+    targets = functional.one_hot(batch.y, classes).to(batch.x.dtype)
+    return Examples(batch.x, targets, torch.full_like(batch.x[:, 0, 0, 0], 1 / len(batch.y)))
+
+
+def mixup(_: nn.Module, batch: Batch, recipe: Recipe, classes: int) -> Examples:
+    """Mixup (Zhang et al., 2018; Section 2.2), with a ratio of its own for each sample."""
+    return mix(erm(_, batch, recipe, classes), batch, recipe, "clean")
+
+
+def at(model: nn.Module, batch: Batch, recipe: Recipe, classes: int) -> Examples:
+    """Adversarial training (Madry et al., 2018), clean and adversarial images 1:1 (Eq. 19)."""
+    adversarial = erm(model, attacked(model, batch, recipe), recipe, classes)
+    return join(adversarial, erm(model, batch, recipe, classes), recipe.adv_ratio)
+
+
+def iat(model: nn.Module, batch: Batch, recipe: Recipe, classes: int) -> Examples:
+    """Interpolated AT (Lamb et al., 2019): both halves of AT, each mixed up on its own."""
+    adversarial = erm(model, attacked(model, batch, recipe), recipe, classes)
+    return join(
+        mix(adversarial, batch, recipe, "adversarial"),
+        mixup(model, batch, recipe, classes),
+        recipe.adv_ratio,
+    )
+
+
+OBJECTIVES: Mapping[str, Objective] = {"erm": erm, "mixup": mixup, "at": at, "iat": iat}
+
+
+def mix(examples: Examples, batch: Batch, recipe: Recipe, half: str) -> Examples:
+    """Mix each row with a partner from the batch: x~ = lam x + (1 - lam) x', likewise y~.
+
+    Ratio and partner follow from (seed, epoch, position in the data set).
+    """
+    draws = Draws(
+        make_key(recipe.seed, "mixup", half, batch.epoch),
+        batch.index,
+        torch.zeros(1, dtype=torch.int64, device=batch.x.device),
+    )
+    lam = Beta(recipe.alpha, recipe.alpha).quantile(draws.uniform(0))[:, 0].to(batch.x.dtype)
+    # Two independent orders, matched up: a random permutation of the batch.
+    first, second = draws.bits(1)[:, 0].argsort(), draws.bits(2)[:, 0].argsort()
+    partner = torch.empty_like(first).scatter_(0, first, second)
+    x, targets = examples.x, examples.targets
+    image_lam, label_lam = lam[:, None, None, None], lam[:, None]
+    return Examples(
+        image_lam * x + (1 - image_lam) * x[partner],
+        label_lam * targets + (1 - label_lam) * targets[partner],
+        examples.weights,
+    )
+
+
+def attacked(model: nn.Module, batch: Batch, recipe: Recipe) -> Batch:
+    """The batch's adversarial counterpart: untargeted PGD on the model in eval mode."""
+    return replace(
+        batch,
+        x=pgd(
+            model,
+            batch.x,
+            batch.y,
+            eps=recipe.eps,
+            step=recipe.step,
+            steps=recipe.steps,
+            labels=recipe.attack_labels,
+            seed=derive_seed(recipe.seed, "inner attack", batch.epoch),
+            index=batch.index,
+            batch_size=len(batch.y),
+        ),
+    )
+
+
+def join(adversarial: Examples, clean: Examples, ratio: float) -> Examples:
+    """Both halves as one batch, for one forward pass; a half of weight zero is left out."""
+    halves = [
+        Examples(half.x, half.targets, half.weights * weight)
+        for half, weight in ((adversarial, ratio), (clean, 1 - ratio))
+        if weight > 0
+    ]
+    return Examples(
+        torch.cat([half.x for half in halves]),
+        torch.cat([half.targets for half in halves]),
+        torch.cat([half.weights for half in halves]),
+    )

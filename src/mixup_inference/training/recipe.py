@@ -1,0 +1,88 @@
+"""What determines a training, apart from the network and the data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from mixup_inference.checks import check_int, check_number
+from mixup_inference.errors import InputError, unknown_name
+
+Objective = Literal["erm", "mixup", "at", "iat"]
+Schedule = Literal["step", "one-cycle"]
+OBJECTIVES = ("erm", "mixup", "at", "iat")
+SCHEDULES = ("step", "one-cycle")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of a training run. The defaults are those of the paper (Section 4.1).
+
+    Attributes:
+        objective: "erm", "mixup", "at" (adversarial training) or "iat" (interpolated AT).
+        epochs: passes over the data.
+        batch_size: clean images a step; the adversarial objectives add as many adversarial ones.
+        lr: the highest learning rate (0.01 in the paper; 0.1 for interpolated AT).
+        momentum: of SGD.
+        weight_decay: 0, as in the published code.
+        schedule: "step" multiplies by 0.1 at ``milestones``; "one-cycle" rises linearly over the
+            first ``warmup`` of all steps, then falls to zero along a half cosine.
+        milestones: as fractions of the epochs (100 and 150 of 200 in the paper).
+        warmup: as a fraction of all steps.
+        alpha: mixup's Beta(alpha, alpha).
+        eps, step, steps: the inner PGD attack of the adversarial objectives.
+        attack_labels: "true", or "predicted" as in the published code.
+        adv_ratio: weight of the adversarial half of the loss.
+        flip: random horizontal flips.
+        crop_padding: random shifts by up to this many pixels.
+        seed: of everything random in the training.
+    """
+
+    objective: Objective = "mixup"
+    epochs: int = 200
+    batch_size: int = 64
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    schedule: Schedule = "step"
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    warmup: float = 0.2
+    alpha: float = 1.0
+    eps: float = 8 / 255
+    step: float = 2 / 255
+    steps: int = 10
+    attack_labels: Literal["true", "predicted"] = "true"
+    adv_ratio: float = 0.5
+    flip: bool = False
+    crop_padding: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise unknown_name("objective", self.objective, OBJECTIVES)
+        if self.schedule not in SCHEDULES:
+            raise unknown_name("schedule", self.schedule, SCHEDULES)
+        for name, least in (("epochs", 1), ("batch_size", 2), ("steps", 0), ("crop_padding", 0)):
+            check_int(getattr(self, name), what=name, least=least)
+        for name in ("lr", "alpha"):
+            if check_number(getattr(self, name), what=name, least=0) == 0:
+                raise InputError(f"{name} must be positive; saw 0.")
+        for name in ("momentum", "adv_ratio", "warmup"):
+            check_number(getattr(self, name), what=name, least=0, most=1)
+        for name in ("weight_decay", "eps", "step"):
+            check_number(getattr(self, name), what=name, least=0)
+        check_int(self.seed, what="seed", least=0)
+
+
+def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
+    """The learning rate of one step; a function of the step alone, so resuming is exact."""
+    total = recipe.epochs * steps_per_epoch
+    if recipe.schedule == "step":
+        passed = sum(step >= m * total for m in recipe.milestones)
+        return recipe.lr * float(0.1**passed)
+    rise = recipe.warmup * total
+    if step < rise:
+        return recipe.lr * (step + 1) / (rise + 1)
+    done = (step - rise) / max(1.0, total - rise)
+    return recipe.lr * 0.5 * (1 + math.cos(math.pi * done))
