@@ -53,7 +53,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [  # noqa: PLE0604 (the names of _HOMES, spelled out for readers and type checkers)
+__all__ = [
     "Beta",
     "CombinedInference",
     "CropResize",

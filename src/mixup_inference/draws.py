@@ -108,7 +108,8 @@ class Draws:
 
     def normal(self, slot: int, shape: tuple[int, ...]) -> Tensor:
         """Standard normal numbers, float32, by inversion: one number, one hash."""
-        return torch.special.ndtri(self.uniform_block(slot, shape))
+        out: Tensor = torch.special.ndtri(self.uniform_block(slot, shape))
+        return out
 
 
 def scale_bits(bits: Tensor, below: Tensor | int) -> Tensor:

@@ -206,7 +206,8 @@ class _Ball:
 
 
 def _length(delta: Tensor) -> Tensor:
-    return delta.flatten(1).norm(dim=1)
+    out: Tensor = torch.linalg.vector_norm(delta.flatten(1), dim=1)
+    return out
 
 
 def _per_sample(values: Tensor) -> Tensor:
@@ -238,8 +239,8 @@ def _goal(
         y, sign = _draw_targets(y, classes, key, index), -1.0
     elif labels == "predicted":
         y = logits.argmax(1)
-    return lambda image: sign * functional.cross_entropy(
-        logits_of(model, image), y, reduction="sum"
+    return lambda image: (
+        sign * functional.cross_entropy(logits_of(model, image), y, reduction="sum")
     )
 
 

@@ -78,14 +78,14 @@ class StochasticModule(nn.Module, ABC):
         return torch.exp(self(x, index=index, stream=stream))
 
     def base_log_probs(self, x: Tensor) -> Tensor:
-        """log softmax F(x) on the input itself, in chunks."""
+        """Log softmax F(x) on the input itself, in chunks."""
         parts = x.split(self._chunk_size(x))
         with _graph_for(x):
-            return torch.cat([_bounded(self._classify, part, alone=len(parts) == 1) for part in parts])
+            return torch.cat(
+                [_bounded(self._classify, part, alone=len(parts) == 1) for part in parts]
+            )
 
-    def _samples(
-        self, x: Tensor, index: Tensor | None, stream: str | int
-    ) -> tuple[Stream, Tensor]:
+    def _samples(self, x: Tensor, index: Tensor | None, stream: str | int) -> tuple[Stream, Tensor]:
         """Which stream and which sample positions this call draws from."""
         if index is not None:
             return ("index", stream), check_index(index, count=x.shape[0], device=x.device)
@@ -101,7 +101,7 @@ class StochasticModule(nn.Module, ABC):
         return min(1024, max(1, CHUNK_PIXELS // x[0].numel()))
 
     def _classify(self, x: Tensor) -> Tensor:
-        """log softmax F(x); the first batch ever seen is checked for being logits."""
+        """Log softmax F(x); the first batch ever seen is checked for being logits."""
         logits = logits_of(self.model, x)
         if not self._seen_logits:
             refuse_probabilities(logits)
@@ -153,7 +153,7 @@ class RandomizedInference(StochasticModule):
         return None
 
     def average(self, x: Tensor, look: Tensor | None, stream: Stream, index: Tensor) -> Tensor:
-        """log mean softmax over the draws, in blocks of samples x draws that fit the chunk."""
+        """Log mean softmax over the draws, in blocks of samples x draws that fit the chunk."""
         key = make_key(self.seed, *stream)
         chunk = self._chunk_size(x)
         samples = max(1, chunk // self.draws)
@@ -162,7 +162,8 @@ class RandomizedInference(StochasticModule):
 
         def block(x: Tensor, look: Tensor | None, index: Tensor, k: Tensor) -> Tensor:
             images = self._transform(x, look, Draws(key, index, k))
-            return self._classify(images.flatten(0, 1)).unflatten(0, (x.shape[0], -1))
+            log_probs: Tensor = self._classify(images.flatten(0, 1))
+            return log_probs.view(*images.shape[:2], -1)
 
         def rows(part: slice) -> Tensor:
             args = x[part], None if look is None else look[part], index[part]

@@ -59,14 +59,14 @@ class MixupInference(RandomizedInference):
     def log_probs(
         self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
     ) -> tuple[Tensor, Tensor]:
-        """log F(x) and log F_MI(x), with the one pass on x used for both."""
+        """Log F(x) and log F_MI(x), with the one pass on x used for both."""
         check_images(x)
         before = self.base_log_probs(x)
         name, index = self._samples(x, index, stream)
         return before, self.average(x, before.detach().argmax(1), name, index)
 
     def base_log_probs(self, x: Tensor) -> Tensor:
-        """log softmax F(x) on the input itself; pool and input are checked to fit together."""
+        """Log softmax F(x) on the input itself; pool and input are checked to fit together."""
         if x.shape[1:] != self.pool.images.shape[1:]:
             raise InputError(
                 f"x has images of shape {tuple(x.shape[1:])}, the pool of shape "

@@ -41,7 +41,8 @@ def sample_at(
         padding_mode=outside,
         align_corners=False,
     )
-    return out.unflatten(2, rows.shape[1:3]).transpose(1, 2)
+    draws: Tensor = out.unflatten(2, rows.shape[1:3])
+    return draws.transpose(1, 2)
 
 
 def pixel_axes(x: Tensor) -> tuple[Tensor, Tensor]:

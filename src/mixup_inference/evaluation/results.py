@@ -36,7 +36,9 @@ def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
                 "settings": row.settings,
                 "passes_per_image": sum(a.passes for a in cells[row.title].values())
                 / len(experiment.columns),
-                "cells": {name: _cell(accuracy) for name, accuracy in cells[row.title].items()},
+                "cells": {
+                    name: cell_entry(accuracy) for name, accuracy in cells[row.title].items()
+                },
             }
             for row in spec.rows
         ],
@@ -64,7 +66,8 @@ def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
     }
 
 
-def _cell(accuracy: Accuracy) -> dict[str, float]:
+def cell_entry(accuracy: Accuracy) -> dict[str, float]:
+    """One cell as results.json has it."""
     low, high = accuracy.interval
     return {
         "correct": accuracy.correct,

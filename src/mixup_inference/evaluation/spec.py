@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -62,6 +63,9 @@ class NetworkSpec(_Table):
     def _known_name(self) -> NetworkSpec:
         if self.name not in MODELS:
             raise unknown_name("network", self.name, MODELS)
+        known = set(inspect.signature(MODELS[self.name]).parameters) - {"classes", "channels"}
+        for key in (self.model_extra or {}).keys() - known:
+            raise unknown_name(f"setting of {self.name}", key, known)
         return self
 
 

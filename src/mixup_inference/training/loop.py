@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mixup_inference.checks import check_images, check_labels
-from mixup_inference.classifier import eval_mode
+from mixup_inference.classifier import device_of, logits_of
 from mixup_inference.datasets import random_order
 from mixup_inference.errors import InputError, TrainingDivergedError
 from mixup_inference.files import fingerprint, hash_tensors
@@ -124,8 +124,8 @@ def _as_float(images: Tensor, device: torch.device) -> Tensor:
 
 
 def _count_classes(model: nn.Module, x: Tensor) -> int:
-    with torch.no_grad(), eval_mode(model):
-        return int(model(x).shape[1])
+    with torch.no_grad():
+        return int(logits_of(model, x).shape[1])
 
 
 def _run_epoch(job: _Job, model: Any, optimizer: Any, epoch: int) -> Epoch:
@@ -173,12 +173,11 @@ def _examples(job: _Job, index: Tensor, epoch: int) -> Examples:
 
 
 def _accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    device = next(model.parameters()).device
-    with torch.no_grad(), eval_mode(model):
-        right = sum(
-            int((model(_as_float(x, device)).argmax(1).cpu() == y.cpu()).sum())
-            for x, y in zip(images.split(512), labels.split(512), strict=True)
-        )
+    right, device = 0, device_of(model)
+    with torch.no_grad():
+        for x, y in zip(images.split(512), labels.split(512), strict=True):
+            predicted = logits_of(model, _as_float(x, device)).argmax(1)
+            right += int((predicted.cpu() == y.cpu()).sum())
     return right / len(labels)
 
 
@@ -195,9 +194,7 @@ def _save(folder: Path, job: _Job, identity: dict[str, Any], history: list[Epoch
     save_checkpoint(folder / LAST, job.model, extra=momentum, **header)
 
 
-def _resume(
-    folder: str | Path | None, job: _Job, identity: dict[str, Any]
-) -> list[Epoch]:
+def _resume(folder: str | Path | None, job: _Job, identity: dict[str, Any]) -> list[Epoch]:
     """Put back the state that an earlier call left in the folder, if there is one."""
     if folder is None or not (Path(folder) / LAST).exists():
         return []

@@ -1,0 +1,191 @@
+"""The command line: a thin door. It parses, calls, prints."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+
+from mixup_inference import __version__
+from mixup_inference.errors import MixupInferenceError
+
+if TYPE_CHECKING:
+    from mixup_inference.evaluation import Experiment
+    from mixup_inference.reporting import ConsoleListener
+
+HELP = """Mixup inference: defend image classifiers, detect adversarial inputs, measure honestly.
+
+An experiment is a TOML file (or the name of a shipped one: digits). Everything it computes is
+kept in runs/NAME and never computed twice; after Ctrl-C the same command goes on.
+
+Examples:
+
+    mixup-inference run                      the whole table on handwritten digits
+    mixup-inference run my-experiment.toml   your own experiment
+    mixup-inference train digits             only train its models
+    mixup-inference run digits --output /tmp/runs --quiet
+"""
+
+app = App(name="mixup-inference", help=HELP, version=__version__, help_format="markdown")
+
+Spec = Annotated[str, Parameter(help="Name of a shipped experiment, or path of a TOML file.")]
+Output = Annotated[
+    Path, Parameter(name=["--output", "-o"], help="Results go to OUTPUT/NAME of the experiment.")
+]
+Quiet = Annotated[
+    bool, Parameter(name=["--quiet", "-q"], negative="", help="Print nothing but errors.")
+]
+Device = Annotated[str, Parameter(help="cpu, cuda, mps, or auto for the fastest there is.")]
+
+
+@app.command
+def run(
+    spec: Spec = "digits",
+    /,
+    *,
+    output: Output = Path("runs"),
+    device: Device = "cpu",
+    quiet: Quiet = False,
+) -> None:
+    """Train, attack, defend, measure and report.
+
+    Examples:
+        mixup-inference run
+
+        mixup-inference run my-experiment.toml --output results
+    """
+    _work("run", spec, output, device, quiet=quiet)
+
+
+@app.command
+def train(
+    spec: Spec = "digits",
+    /,
+    *,
+    output: Output = Path("runs"),
+    device: Device = "cpu",
+    quiet: Quiet = False,
+) -> None:
+    """Only train the experiment's models.
+
+    Example:
+        mixup-inference train digits
+    """
+    _work("train", spec, output, device, quiet=quiet)
+
+
+@app.command
+def attack(
+    spec: Spec = "digits",
+    /,
+    *,
+    output: Output = Path("runs"),
+    device: Device = "cpu",
+    quiet: Quiet = False,
+) -> None:
+    """Make the experiment's adversarial examples (and the models, if they are not there).
+
+    Example:
+        mixup-inference attack digits
+    """
+    _work("attack", spec, output, device, quiet=quiet)
+
+
+@app.command
+def evaluate(
+    spec: Spec = "digits",
+    /,
+    *,
+    output: Output = Path("runs"),
+    device: Device = "cpu",
+    quiet: Quiet = False,
+) -> None:
+    """Measure the experiment's table (and make what it needs), without the HTML report.
+
+    Example:
+        mixup-inference evaluate digits
+    """
+    _work("evaluate", spec, output, device, quiet=quiet)
+
+
+def _work(stage: str, name: str, output: Path, device: str, *, quiet: bool) -> None:
+    """Do one stage of an experiment, telling the terminal about it."""
+    started = time.perf_counter()
+    from rich.console import Console  # noqa: PLC0415 (--help must not wait for all this)
+
+    from mixup_inference.evaluation import Experiment, load_spec  # noqa: PLC0415
+    from mixup_inference.progress import SILENT, RichProgress  # noqa: PLC0415
+    from mixup_inference.reporting import ConsoleListener  # noqa: PLC0415
+
+    spec = load_spec(name)
+    console = Console(quiet=quiet)
+    bars = SILENT if quiet else RichProgress(console if console.is_terminal else None)
+    experiment = Experiment(spec, output / spec.name, device=device, progress=bars)
+    listener = ConsoleListener(console, spec, experiment.columns)
+    experiment.listener = listener
+    console.print(f"[bold]{spec.title}[/bold]  ({experiment.folder})", highlight=False)
+    try:
+        if stage == "train":
+            paths = [experiment.model_folder(m) for m in spec.models if experiment.model(m)]
+        elif stage == "attack":
+            for model in spec.models:
+                for mode in spec.attack.modes:
+                    experiment.examples(model, mode)
+            paths = [experiment.folder / "attacks"]
+        else:
+            paths = _measure(experiment, listener, report=stage == "run", started=started)
+    except KeyboardInterrupt:
+        console.print(
+            f"\nStopped. What was finished is kept in {experiment.folder}; go on with:\n"
+            f"  mixup-inference {' '.join(sys.argv[1:]) or stage}"
+        )
+        raise
+    _print_summary(listener, paths, time.perf_counter() - started)
+
+
+def _measure(
+    experiment: Experiment, listener: ConsoleListener, *, report: bool, started: float
+) -> list[Path]:
+    """All cells, then the files."""
+    from mixup_inference.evaluation import collect  # noqa: PLC0415
+    from mixup_inference.reporting import write_report, write_results  # noqa: PLC0415
+
+    cells = len(experiment.spec.rows) * len(experiment.columns)
+    with experiment.progress.task("table", total=cells) as listener.task:
+        results = collect(experiment, seconds=time.perf_counter() - started)
+    paths = write_results(results, experiment.folder)
+    return paths + (write_report(results, experiment.folder) if report else [])
+
+
+def _print_summary(listener: ConsoleListener, paths: list[Path], seconds: float) -> None:
+    console = listener.console
+    console.print()
+    if listener.computed == 0:
+        console.print("Nothing was recomputed: everything was already there.")
+    else:
+        console.print(
+            f"{listener.computed} parts computed, {listener.reused} reused, {seconds:.0f} s.",
+            highlight=False,
+        )
+    for path in paths:
+        console.print(f"  {path}", highlight=False, soft_wrap=True)
+
+
+def main() -> None:
+    """The command ``mixup-inference``: exit code 0, 2 for bad input, 130 after Ctrl-C."""
+    try:
+        app(exit_on_error=False, print_error=True)
+    except CycloptsError:
+        sys.exit(2)
+    except MixupInferenceError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

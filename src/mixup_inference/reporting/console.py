@@ -1,0 +1,83 @@
+"""What a run shows on the terminal: the table, row by row, while it is being computed."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from rich.console import Console
+from rich.markup import escape
+
+from mixup_inference.evaluation.accuracy import Accuracy
+from mixup_inference.evaluation.experiment import Column, Listener
+from mixup_inference.evaluation.results import cell_entry
+from mixup_inference.evaluation.spec import RowSpec, Spec
+from mixup_inference.progress import Task
+from mixup_inference.reporting.tables import heading, percent, with_margin
+
+
+class ConsoleListener(Listener):
+    """Prints what is made as it is made, and each row of the table when its cells are there."""
+
+    def __init__(self, console: Console, spec: Spec, columns: list[Column]) -> None:
+        self.console = console
+        self.columns = columns
+        self.task: Task | None = None
+        self.computed = self.reused = 0
+        self._title_width = max(len(row.title) for row in spec.rows)
+        self._margins = console.width >= self._title_width + 10 * len(columns)
+        self._row: list[Accuracy] = []
+        self._group: str | None = None
+
+    @property
+    def _cell_width(self) -> int:
+        return 10 if self._margins else 8
+
+    def made(self, what: str, *, reused: bool, seconds: float) -> None:
+        """A model or a set of adversarial examples is there."""
+        self._count(reused=reused)
+        if not reused:
+            self._say(f"  {what}: {seconds:.1f} s", style="dim")
+
+    def cell(self, row: RowSpec, column: Column, accuracy: Accuracy, *, reused: bool) -> None:
+        """A cell is there; the row is printed when it is whole."""
+        self._count(reused=reused)
+        if column == self.columns[0]:
+            self._row = []
+        self._row.append(accuracy)
+        if self.task is not None:
+            so_far = "  ".join(percent(a.value) for a in self._row)
+            self.task.advance(1, f"{row.title}: {so_far}")
+        if len(self._row) == len(self.columns):
+            self._print_row(row)
+
+    def warn(self, message: str) -> None:
+        """Something was found broken and is made anew."""
+        self._say(f"warning: {message}", style="yellow")
+
+    def _count(self, *, reused: bool) -> None:
+        self.reused += reused
+        self.computed += not reused
+
+    def _print_row(self, row: RowSpec) -> None:
+        if self._group is None:
+            self._print_heading()
+        elif row.group != self._group:
+            self._say("─" * (self._title_width + self._cell_width * len(self.columns)), "dim")
+        self._group = row.group
+        shown = [
+            with_margin(cell_entry(a)) if self._margins else percent(a.value) for a in self._row
+        ]
+        cells = "".join(text.rjust(self._cell_width) for text in shown)
+        self._say(f"{row.title:<{self._title_width}}{cells}")
+
+    def _print_heading(self) -> None:
+        kinds = [(k, len(list(g))) for k, g in groupby(self.columns, key=lambda c: c.mode)]
+        top = "".join(heading(kind).rjust(self._cell_width * n) for kind, n in kinds)
+        steps = "".join(
+            (f"PGD-{c.steps}" if c.steps else "").rjust(self._cell_width) for c in self.columns
+        )
+        self._say(" " * self._title_width + top, "bold")
+        self._say(" " * self._title_width + steps, "bold")
+
+    def _say(self, text: str, style: str = "") -> None:
+        self.console.print(escape(text), style=style, highlight=False, soft_wrap=True)

@@ -1,0 +1,82 @@
+"""The table as Markdown, CSV, and lines for the terminal, all from results.json's contents."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from typing import Any
+
+
+def percent(share: float) -> str:
+    """A share as a percentage with one decimal."""
+    return f"{100 * share:.1f}"
+
+
+def with_interval(cell: dict[str, float]) -> str:
+    """Accuracy and its 95% interval, in percent.
+
+    >>> with_interval({"accuracy": 0.942, "low": 0.918, "high": 0.9593})
+    '94.2 [91.8, 95.9]'
+    """
+    return f"{percent(cell['accuracy'])} [{percent(cell['low'])}, {percent(cell['high'])}]"
+
+
+def with_margin(cell: dict[str, float]) -> str:
+    """Accuracy and the longer arm of its 95% interval, in percent: short enough for a terminal.
+
+    >>> with_margin({"accuracy": 0.942, "low": 0.918, "high": 0.9593})
+    '94.2 ±2.4'
+    """
+    arm = max(cell["accuracy"] - cell["low"], cell["high"] - cell["accuracy"])
+    return f"{percent(cell['accuracy'])} ±{math.ceil(1000 * arm - 1e-6) / 10:.1f}"
+
+
+def heading(column: str) -> str:
+    """A column's name with a capital."""
+    return column[0].upper() + column[1:]
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The table with intervals, for a README or a paper's appendix."""
+    columns = results["columns"]
+    head = ["Method", *(heading(c) for c in columns), "Passes per image"]
+    lines = [
+        f"# {results['title']}",
+        "",
+        caption(results),
+        "",
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" + "---:|" * (len(head) - 1),
+    ]
+    for row in results["rows"]:
+        cells = [with_interval(row["cells"][c]) for c in columns]
+        title = row["title"].replace("|", "\\|")
+        lines.append("| " + " | ".join([title, *cells, f"{row['passes_per_image']:.1f}"]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def caption(results: dict[str, Any]) -> str:
+    """What the table shows, in two sentences."""
+    attack = results["spec"]["attack"]
+    return (
+        f"Accuracy in percent on {results['points']['test']} test points, with 95% Wilson "
+        f"intervals; the attacks know the undefended model only (oblivious, {attack['norm']}, "
+        f"eps {attack['eps']:.4g}, step {attack['step']:.4g}, {attack['labels']} labels). "
+        f"Randomised defences average {results['spec']['draws']} draws."
+    )
+
+
+def as_csv(results: dict[str, Any]) -> str:
+    """The table with a column each for accuracy and the two ends of its interval (shares)."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    ends = ("", " low", " high")
+    head = [f"{column}{end}" for column in results["columns"] for end in ends]
+    writer.writerow(["method", "model", "defense", *head, "passes per image"])
+    for row in results["rows"]:
+        cells = [row["cells"][column] for column in results["columns"]]
+        numbers = [f"{c[key]:.4f}" for c in cells for key in ("accuracy", "low", "high")]
+        passes = f"{row['passes_per_image']:.2f}"
+        writer.writerow([row["title"], row["model"], row["defense"], *numbers, passes])
+    return out.getvalue()
