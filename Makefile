@@ -38,7 +38,7 @@ run: $(VENV)/.run-ready
 	@$(BIN)/mixup-inference run $(SPEC)
 
 test: $(VENV)/.dev-ready
-	@$(BIN)/python -m pytest -q -m "not slow"
+	@$(BIN)/python -m pytest -q -n 2 -m "not slow"
 
 slow: $(VENV)/.dev-ready
 	@$(BIN)/python -m pytest -q -m slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,100 +19,75 @@ if TYPE_CHECKING:
 
 HELP = """Mixup inference: defend image classifiers, detect adversarial inputs, measure honestly.
 
-An experiment is a TOML file (or the name of a shipped one: digits). Everything it computes is
+An experiment is a TOML file, or the name of a shipped one (digits). Everything it computes is \
 kept in runs/NAME and never computed twice; after Ctrl-C the same command goes on.
-
-Examples:
-
-    mixup-inference run                      the whole table on handwritten digits
-    mixup-inference run my-experiment.toml   your own experiment
-    mixup-inference train digits             only train its models
-    mixup-inference run digits --output /tmp/runs --quiet
 """
 
-app = App(name="mixup-inference", help=HELP, version=__version__, help_format="markdown")
+
+def _examples(*commands: str) -> str:
+    """Lines for the end of a command's help."""
+    return "Examples:\n" + "".join(f"  mixup-inference {command}\n" for command in commands)
+
+
+app = App(
+    name="mixup-inference",
+    help=HELP,
+    help_epilogue=_examples(
+        "run                      # the paper's table on digits",
+        "run my-experiment.toml   # your own experiment",
+        "run -o elsewhere         # results in elsewhere/digits",
+        "train digits             # only train its models",
+    ),
+    help_format="plaintext",
+    version=__version__,
+)
 
 Spec = Annotated[str, Parameter(help="Name of a shipped experiment, or path of a TOML file.")]
-Output = Annotated[
-    Path, Parameter(name=["--output", "-o"], help="Results go to OUTPUT/NAME of the experiment.")
-]
-Quiet = Annotated[
-    bool, Parameter(name=["--quiet", "-q"], negative="", help="Print nothing but errors.")
-]
-Device = Annotated[str, Parameter(help="cpu, cuda, mps, or auto for the fastest there is.")]
 
 
-@app.command
-def run(
-    spec: Spec = "digits",
-    /,
-    *,
-    output: Output = Path("runs"),
-    device: Device = "cpu",
-    quiet: Quiet = False,
-) -> None:
-    """Train, attack, defend, measure and report.
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Common:
+    """Options that every stage takes."""
 
-    Examples:
-        mixup-inference run
+    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs")
+    "Results go to OUTPUT/NAME of the experiment."
 
-        mixup-inference run my-experiment.toml --output results
-    """
-    _work("run", spec, output, device, quiet=quiet)
+    device: str = "cpu"
+    "cpu, cuda, mps, or auto for the fastest there is."
+
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False
+    "Print nothing but errors."
 
 
-@app.command
-def train(
-    spec: Spec = "digits",
-    /,
-    *,
-    output: Output = Path("runs"),
-    device: Device = "cpu",
-    quiet: Quiet = False,
-) -> None:
-    """Only train the experiment's models.
-
-    Example:
-        mixup-inference train digits
-    """
-    _work("train", spec, output, device, quiet=quiet)
+COMMON = Common()
 
 
-@app.command
-def attack(
-    spec: Spec = "digits",
-    /,
-    *,
-    output: Output = Path("runs"),
-    device: Device = "cpu",
-    quiet: Quiet = False,
-) -> None:
-    """Make the experiment's adversarial examples (and the models, if they are not there).
-
-    Example:
-        mixup-inference attack digits
-    """
-    _work("attack", spec, output, device, quiet=quiet)
+@app.command(help_epilogue=_examples("run", "run my-experiment.toml --output results"))
+def run(spec: Spec = "digits", /, *, common: Common = COMMON) -> None:
+    """Train, attack, defend, measure and report."""
+    _work("run", spec, common)
 
 
-@app.command
-def evaluate(
-    spec: Spec = "digits",
-    /,
-    *,
-    output: Output = Path("runs"),
-    device: Device = "cpu",
-    quiet: Quiet = False,
-) -> None:
-    """Measure the experiment's table (and make what it needs), without the HTML report.
-
-    Example:
-        mixup-inference evaluate digits
-    """
-    _work("evaluate", spec, output, device, quiet=quiet)
+@app.command(help_epilogue=_examples("train digits"))
+def train(spec: Spec = "digits", /, *, common: Common = COMMON) -> None:
+    """Only train the experiment's models."""
+    _work("train", spec, common)
 
 
-def _work(stage: str, name: str, output: Path, device: str, *, quiet: bool) -> None:
+@app.command(help_epilogue=_examples("attack digits"))
+def attack(spec: Spec = "digits", /, *, common: Common = COMMON) -> None:
+    """Make the experiment's adversarial examples (and the models, if they are not there)."""
+    _work("attack", spec, common)
+
+
+@app.command(help_epilogue=_examples("evaluate digits"))
+def evaluate(spec: Spec = "digits", /, *, common: Common = COMMON) -> None:
+    """Measure the experiment's table (and make what it needs), without the HTML report."""
+    _work("evaluate", spec, common)
+
+
+def _work(stage: str, name: str, common: Common) -> None:
     """Do one stage of an experiment, telling the terminal about it."""
     started = time.perf_counter()
     from rich.console import Console  # noqa: PLC0415 (--help must not wait for all this)
@@ -121,9 +97,9 @@ def _work(stage: str, name: str, output: Path, device: str, *, quiet: bool) -> N
     from mixup_inference.reporting import ConsoleListener  # noqa: PLC0415
 
     spec = load_spec(name)
-    console = Console(quiet=quiet)
-    bars = SILENT if quiet else RichProgress(console if console.is_terminal else None)
-    experiment = Experiment(spec, output / spec.name, device=device, progress=bars)
+    console = Console(quiet=common.quiet)
+    bars = SILENT if common.quiet else RichProgress(console if console.is_terminal else None)
+    experiment = Experiment(spec, common.output / spec.name, device=common.device, progress=bars)
     listener = ConsoleListener(console, spec, experiment.columns)
     experiment.listener = listener
     console.print(f"[bold]{spec.title}[/bold]  ({experiment.folder})", highlight=False)

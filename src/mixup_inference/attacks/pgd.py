@@ -155,10 +155,10 @@ def _trajectory(
             yield count, image
         if count == at[-1]:
             return
-        image = image.requires_grad_()
+        leaf = image.detach().requires_grad_()
         with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(goal(image), image)
-        image = ball.project(x, ball.move(image.detach(), gradient))
+            (gradient,) = torch.autograd.grad(goal(leaf), leaf)
+        image = ball.project(x, ball.move(image, gradient))
         tick()
 
 
@@ -228,20 +228,24 @@ def _goal(
     """What the attacker climbs, summed over points so that each has its own gradient."""
     if labels not in ("true", "predicted"):
         raise unknown_name("labels", labels, ["true", "predicted"])
-    with torch.no_grad():
-        logits = logits_of(model, x)
-    classes = logits.shape[1]
-    check_labels(y, count=x.shape[0], classes=classes)
-    sign = 1.0
+    sign = 1.0 if targets is None and not targeted else -1.0
     if targets is not None:
-        y, sign = check_labels(targets, count=x.shape[0], classes=classes, what="targets"), -1.0
-    elif targeted:
-        y, sign = _draw_targets(y, classes, key, index), -1.0
-    elif labels == "predicted":
-        y = logits.argmax(1)
-    return lambda image: (
-        sign * functional.cross_entropy(logits_of(model, image), y, reduction="sum")
-    )
+        y = check_labels(targets, count=x.shape[0], what="targets")
+    elif targeted or labels == "predicted":
+        with torch.no_grad():
+            logits = logits_of(model, x)
+        y = _draw_targets(y, logits.shape[1], key, index) if targeted else logits.argmax(1)
+    highest = int(y.max())
+
+    def goal(image: Tensor) -> Tensor:
+        logits = logits_of(model, image)
+        if highest >= logits.shape[1]:
+            raise InputError(
+                f"label {highest} is out of range: the model has {logits.shape[1]} classes."
+            )
+        return sign * functional.cross_entropy(logits, y, reduction="sum")
+
+    return goal
 
 
 def random_targets(

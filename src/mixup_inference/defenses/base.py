@@ -60,6 +60,7 @@ class StochasticModule(nn.Module, ABC):
         self.fresh = bool(options.get("fresh", True))
         self.chunk = None if chunk is None else check_int(chunk, what="chunk", least=1)
         self._seen_logits = False
+        self.training = False  # made for inference; libraries warn about modules that train
         self.reseed(options.get("seed", 0))
 
     def reseed(self, seed: int) -> None:

@@ -1,0 +1,47 @@
+"""Shared fixtures: a small trained network on real digits, made once per test process."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+from mixup_inference import Pool, create_model, train
+from mixup_inference.datasets import load_dataset, split
+from mixup_inference.training import Recipe
+
+settings.register_profile("house", max_examples=25, deadline=None, derandomize=True)
+settings.load_profile("house")
+torch.set_num_threads(1)  # the tests run in two processes
+
+
+@pytest.fixture(scope="session")
+def parts():
+    return split(load_dataset("digits"), {"test": 200, "calibration": 200}, seed=1, rest="train")
+
+
+@pytest.fixture(scope="session")
+def trained(parts):
+    """A mixup-trained network that is right on most test points."""
+    model = create_model("small_cnn", classes=10, channels=1, width=8)
+    recipe = Recipe(epochs=25, batch_size=64, lr=0.2, schedule="one-cycle")
+    train(model, parts["train"].images, parts["train"].labels, recipe)
+    return model
+
+
+@pytest.fixture(scope="session")
+def pool(parts):
+    return Pool(parts["train"].images, parts["train"].labels)
+
+
+@pytest.fixture
+def same_global_state():
+    """Fails the test when it leaves any global random state different from how it was."""
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    yield
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1] == random.getstate()
+    assert str(states[2]) == str(np.random.get_state())  # noqa: NPY002

@@ -1,0 +1,300 @@
+"""The command line as a user meets it, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SPEC = """
+name = "tiny"
+title = "A tiny experiment"
+draws = 3
+batch_size = 20
+
+[data]
+name = "digits"
+test = 40
+tuning = 20
+
+[network]
+name = "small_cnn"
+width = 4
+
+[training]
+epochs = 6
+lr = 0.1
+schedule = "one-cycle"
+eps = 0.1
+step = 0.05
+steps = 2
+
+[models.mixup]
+objective = "mixup"
+
+[models.iat]
+objective = "iat"
+
+[attack]
+eps = 0.1
+step = 0.025
+steps = [2, 30]
+
+[[rows]]
+title = "Mixup"
+model = "mixup"
+
+[[rows]]
+title = "Mixup + MI-OL"
+model = "mixup"
+defense = "mi-ol"
+lam = 0.5
+
+[[rows]]
+title = "Mixup + MI-Combined"
+model = "mixup"
+defense = "mi-combined"
+threshold = 0.0
+
+[[rows]]
+title = "IAT + Gaussian noise"
+model = "iat"
+defense = "gaussian"
+sigma = 0.1
+"""
+COMMAND = [sys.executable, "-m", "mixup_inference.cli"]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+
+
+@pytest.fixture
+def spec(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(SPEC)
+    return path
+
+
+def call(*args, cwd=None):
+    return subprocess.run(
+        [*COMMAND, *map(str, args)], capture_output=True, text=True, env=ENVIRONMENT, cwd=cwd,
+        timeout=300, check=False,
+    )  # fmt: skip
+
+
+def results(output):
+    document = json.loads((output / "tiny" / "results.json").read_text())
+    document.pop("timing")
+    return document
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """An uninterrupted run."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "tiny.toml").write_text(SPEC)
+    done = call("run", folder / "tiny.toml", "--output", folder / "out")
+    assert done.returncode == 0, done.stderr
+    return folder / "out", done, results(folder / "out")
+
+
+def test_run_writes_everything_and_shows_the_table(finished):
+    output, done, _ = finished
+    folder = output / "tiny"
+    assert {p.name for p in folder.iterdir()} == {
+        "attacks", "cells", "models", "report.html", "results.json", "table.csv", "table.md",
+    }  # fmt: skip
+    document = results(output)
+    assert [row["title"] for row in document["rows"]] == [
+        "Mixup", "Mixup + MI-OL", "Mixup + MI-Combined", "IAT + Gaussian noise",
+    ]  # fmt: skip
+    assert document["columns"] == [
+        "clean", "untargeted PGD-2", "untargeted PGD-30", "targeted PGD-2", "targeted PGD-30",
+    ]  # fmt: skip
+    for row in document["rows"]:
+        assert row["title"] in done.stdout
+        for cell in row["cells"].values():
+            assert cell["total"] == 40
+            assert cell["low"] <= cell["accuracy"] == cell["correct"] / 40 <= cell["high"]
+    assert [round(row["passes_per_image"]) for row in document["rows"]][:2] == [1, 4]
+    assert 4 <= document["rows"][2]["passes_per_image"] <= 7
+    assert document["rows"][3]["passes_per_image"] == 3
+    assert document["points"] == {"test": 40, "tuning": 20, "calibration": 0, "train": 1737}
+    assert "\x1b[" not in done.stdout  # no bars or colours when not on a terminal
+    assert not list(folder.rglob("*.tmp"))
+
+
+def test_rerun_recomputes_nothing_and_says_so(finished):
+    output, _, before = finished
+    stamps = {p: p.stat().st_mtime_ns for p in (output / "tiny").rglob("*/*") if p.is_file()}
+    again = call("run", output.parent / "tiny.toml", "-o", output)
+    assert again.returncode == 0
+    assert "Nothing was recomputed" in again.stdout
+    assert results(output) == before
+    assert stamps == {p: p.stat().st_mtime_ns for p in stamps}
+
+
+def test_a_change_recomputes_only_what_depends_on_it(finished, tmp_path):
+    output, _, _ = finished
+    changed = tmp_path / "tiny.toml"
+    changed.write_text(SPEC.replace("sigma = 0.1", "sigma = 0.2"))
+    done = call("run", changed, "-o", output)
+    assert "5 parts computed, 18 reused" in done.stdout
+
+
+def test_damaged_parts_are_made_again(finished, tmp_path):
+    output, _, expected = finished
+    damaged = tmp_path / "out"
+    subprocess.run(["cp", "-r", output, damaged], check=True)  # noqa: S607
+    for kind, pattern in (("cells", "*.json"), ("attacks", "*"), ("models", "*/last*")):
+        path = min((damaged / "tiny" / kind).glob(pattern))
+        path.write_bytes(path.read_bytes()[:100])
+    for cell in (damaged / "tiny" / "cells").iterdir():
+        if cell.stat().st_size > 100:
+            cell.unlink()
+    done = call("run", output.parent / "tiny.toml", "-o", damaged)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("warning") == 3
+    assert results(damaged) == expected
+
+
+STAGES = {
+    "training the first model": "models/mixup-*/last.safetensors",
+    "training the second model": "models/iat-*/last.safetensors",
+    "attacking": "attacks/mixup-untargeted-*",
+    "measuring": "cells/*.json",
+}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "how"),
+    [
+        *((pattern, signal.SIGKILL) for pattern in STAGES.values()),
+        (STAGES["training the first model"], signal.SIGINT),
+        (STAGES["measuring"], signal.SIGINT),
+    ],
+    ids=[*STAGES, "training, with Ctrl-C", "measuring, with Ctrl-C"],
+)
+def test_killed_in_any_stage_and_resumed_equals_uninterrupted(
+    finished, spec, tmp_path, pattern, how
+):
+    output = tmp_path / "out"
+    with subprocess.Popen(
+        [*COMMAND, "run", spec, "-o", output], env=ENVIRONMENT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        deadline = time.monotonic() + 120
+        while not list((output / "tiny").glob(pattern)) and time.monotonic() < deadline:
+            assert process.poll() is None, "it was over before it could be stopped"
+            time.sleep(0.001)
+        process.send_signal(how)
+        shown, errors = process.communicate(timeout=60)
+    assert not (output / "tiny" / "results.json").exists()
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        assert "go on with:" in shown
+        assert f"mixup-inference run {spec}" in shown
+        assert "Traceback" not in errors
+    else:
+        assert process.returncode == -signal.SIGKILL
+    resumed = call("run", spec, "-o", output)
+    assert resumed.returncode == 0, resumed.stderr
+    assert results(output) == finished[2]
+
+
+def test_single_stages_build_on_each_other(finished, spec, tmp_path):
+    output = tmp_path / "out"
+    trained = call("train", spec, "-o", output)
+    assert trained.returncode == 0
+    assert not (output / "tiny" / "attacks").exists()
+    assert "2 parts computed, 0 reused" in trained.stdout
+    attacked = call("attack", spec, "-o", output)
+    assert "4 parts computed, 2 reused" in attacked.stdout
+    assert not (output / "tiny" / "cells").exists()
+    measured = call("evaluate", spec, "-o", output)
+    assert "20 parts computed, 6 reused" in measured.stdout
+    assert not (output / "tiny" / "report.html").exists()
+    assert results(output) == finished[2]
+
+
+def test_quiet_prints_nothing(finished):
+    output, _, _ = finished
+    done = call("run", output.parent / "tiny.toml", "-o", output, "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_help_shows_examples_everywhere():
+    top = call("--help")
+    assert top.returncode == 0
+    assert "mixup-inference run my-experiment.toml" in top.stdout
+    for command in ("run", "train", "attack", "evaluate"):
+        assert command in top.stdout
+        shown = call(command, "--help")
+        assert f"mixup-inference {command}" in shown.stdout.split("Usage", 1)[1].split("\n", 1)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "digit"], "did you mean 'digits'"),
+        (["run", "nowhere.toml"], "cannot read the spec"),
+        (["run", "digits", "--device", "gpu"], "no device 'gpu'"),
+        (["run", "digits", "--outptu", "x"], "outptu"),
+        (["rum"], "rum"),
+    ],
+)
+def test_bad_arguments_give_one_sentence_and_exit_code_2(tmp_path, arguments, words):
+    done = call(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []  # nothing half-written
+
+
+def test_a_typo_in_a_spec_is_named(spec, tmp_path):
+    spec.write_text(SPEC.replace("epochs = 6", "epoch = 6"))
+    done = call("run", spec, "-o", tmp_path / "out")
+    assert done.returncode == 2
+    assert "training: unknown key 'epoch'; did you mean 'epochs'?" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_folder_that_cannot_be_written(spec, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    done = call("run", spec, "-o", tmp_path / "file")
+    assert done.returncode == 2
+    assert "cannot write to the output folder" in done.stderr
+    assert "--output" in done.stderr
+
+
+def test_a_training_that_explodes(spec, tmp_path):
+    spec.write_text(SPEC.replace("lr = 0.1", "lr = 1e30"))
+    done = call("run", spec, "-o", tmp_path / "out")
+    assert done.returncode == 2
+    assert "the loss became" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_on_a_terminal_there_are_bars(spec, tmp_path, monkeypatch):
+    """Under a pseudo-terminal, long jobs show a bar and the table still comes out whole."""
+    spec.write_text(SPEC.replace("epochs = 6", "epochs = 15"))
+    monkeypatch.setenv("COLUMNS", "120")
+    chunks = []
+
+    def read(descriptor):
+        data = os.read(descriptor, 4096)
+        chunks.append(data)
+        return data
+
+    status = pty.spawn([*COMMAND, "run", str(spec), "-o", str(tmp_path / "out")], read)
+    text = b"".join(chunks).decode()
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert "train mixup" in text or "train iat" in text
+    assert "accuracy" in text
+    assert "Mixup + MI-Combined" in text
+    assert Path(tmp_path / "out" / "tiny" / "report.html").exists()

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
+from mixup_inference import CombinedInference, InputError, MixupInference, evaluate
+from mixup_inference.evaluation import Accuracy, wilson
+
+
+@given(st.integers(1, 3000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_equals_scipy(pair):
+    theirs = binomtest(*pair).proportion_ci(method="wilson")
+    low, high = wilson(*pair)
+    assert low == pytest.approx(theirs.low, abs=1e-9)
+    assert high == pytest.approx(theirs.high, abs=1e-9)
+    assert 0 <= low <= pair[0] / pair[1] <= high <= 1
+
+
+def test_reads_well():
+    assert str(Accuracy(471, 500)) == "94.2% [91.8%, 95.9%]"
+
+
+@pytest.mark.parametrize("counts", [(3, 2), (-1, 5), (0, 0)])
+def test_impossible_counts(counts):
+    with pytest.raises(InputError):
+        wilson(*counts)
+
+
+def test_counts_what_is_right_and_what_it_costs(trained, pool, parts):
+    x, y, index = parts["test"].pixels, parts["test"].labels, parts["test"].index
+    plain = evaluate(trained, x, y)
+    assert plain.correct == int((trained(x).argmax(1) == y).sum())
+    assert plain.passes == 1
+    mi = MixupInference(trained, pool, draws=6)
+    result = evaluate(mi, x, y, index=index)
+    assert result.correct == int((mi(x, index=index, stream="evaluate").argmax(1) == y).sum())
+    assert result.passes == 7
+    combined = evaluate(CombinedInference(trained, pool, threshold=0.02, draws=6), x, y)
+    assert 7 < combined.passes < 13
+
+
+def test_does_not_depend_on_the_batch_size_and_repeats(trained, pool, parts):
+    x, y = parts["test"].pixels, parts["test"].labels
+    mi = MixupInference(trained, pool, draws=4)
+    results = [evaluate(mi, x, y, batch_size=size) for size in (200, 64, 200)]
+    assert results[0] == results[2]
+    assert abs(results[0].correct - results[1].correct) <= 1  # a near-tie may turn by rounding
+
+
+@pytest.mark.usefixtures("same_global_state")
+def test_leaves_no_trace(trained, parts):
+    x, y = parts["test"].pixels[:10], parts["test"].labels[:10]
+    trained.train()
+    evaluate(trained, x, y)
+    assert trained.training
+    trained.eval()
+
+
+def test_bad_inputs(trained, parts):
+    x, y = parts["test"].pixels, parts["test"].labels
+    for args, words in (
+        ((x * 255, y), "Divide by 255"),
+        ((x, y[:5]), "5 labels for 200 images"),
+        ((x, y + 1), "number of classes"),
+        ((x[:0], y[:0]), "empty batch"),
+    ):
+        with pytest.raises(InputError, match=words):
+            evaluate(trained, *args)
+    assert torch.equal(y, parts["test"].labels)

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import mixup_inference
+
+NAMES = [
+    *("Pool", "MixupInference", "CombinedInference", "MixupDetector", "GaussianNoise"),
+    *("RandomRotation", "ResizePad", "CropResize", "pgd", "train", "evaluate", "Uniform", "Beta"),
+]
+
+
+def test_promised_names_are_there_and_listed():
+    for name in NAMES:
+        assert callable(getattr(mixup_inference, name))
+        assert name in dir(mixup_inference)
+    assert set(NAMES) <= set(mixup_inference.__all__)
+    assert set(mixup_inference.__all__) == set(mixup_inference._HOME_OF)
+    with pytest.raises(AttributeError, match="no attribute 'Poool'"):
+        mixup_inference.Poool  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import mixup_inference", ["torch", "sklearn", "matplotlib", "lightning_fabric"]),
+        ("import mixup_inference.cli", ["torch", "sklearn", "matplotlib", "lightning_fabric"]),
+        ("from mixup_inference import *", ["sklearn", "matplotlib", "lightning_fabric"]),
+    ],
+)
+def test_imports_stay_light(code, heavy):
+    check = f"{code}\nimport sys\nprint([m for m in {heavy} if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

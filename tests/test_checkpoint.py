@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mixup_inference import InputError, create_model, load_checkpoint, save_checkpoint
+from mixup_inference.models import load_weights
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.safetensors"
+
+
+def test_round_trip(path):
+    model = create_model("small_cnn", classes=4, channels=3, width=5, seed=3)
+    save_checkpoint(path, model, note="hello")
+    loaded, header = load_checkpoint(path)
+    assert header["note"] == "hello"
+    assert header["architecture"] == model.config
+    x = torch.rand(2, 3, 8, 8)
+    assert torch.equal(loaded(x), model.eval()(x))
+
+
+@pytest.mark.usefixtures("same_global_state")
+def test_fresh_weights_depend_on_the_seed_only():
+    a, b, c = (create_model("small_cnn", classes=4, seed=s) for s in (0, 0, 1))
+    assert torch.equal(a.classifier.weight, b.classifier.weight)
+    assert not torch.equal(a.classifier.weight, c.classifier.weight)
+
+
+class Bomb:
+    def __reduce__(self):
+        return (print, ("executed!",))
+
+
+def test_foreign_and_damaged_files_are_refused_without_running_anything(path, capsys):
+    model = create_model("small_cnn", classes=4)
+    save_checkpoint(path, model)
+    whole = path.read_bytes()
+    cases = {
+        "truncated": (whole[: len(whole) // 2], "not a readable safetensors file"),
+        "empty": (b"", "not a readable safetensors file"),
+        "pickle": (pickle.dumps(Bomb()), "not a readable safetensors file"),
+        "text": (b"<html>not found</html>" * 9, "not a readable safetensors file"),
+    }
+    for content, words in cases.values():
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=words):
+            load_checkpoint(path)
+    torch.save({"weights": Bomb()}, path)
+    with pytest.raises(InputError, match="not a readable safetensors file"):
+        load_checkpoint(path)
+    assert "executed" not in capsys.readouterr().out
+    with pytest.raises(InputError, match="there is no file"):
+        load_checkpoint(path.with_name("nowhere.safetensors"))
+
+
+def test_strangers_safetensors_are_named_as_such(path):
+    save_file({"a": torch.zeros(2)}, path)
+    with pytest.raises(InputError, match="not written by mixup-inference"):
+        load_checkpoint(path)
+    save_file({"a": torch.zeros(2)}, path, metadata={"json": json.dumps({"format": 99})})
+    with pytest.raises(InputError, match="format 99"):
+        load_checkpoint(path)
+    save_file({"a": torch.zeros(2)}, path, metadata={"json": "{"})
+    with pytest.raises(InputError, match="not a readable"):
+        load_checkpoint(path)
+
+
+def test_weights_of_another_network_are_listed(path):
+    save_checkpoint(path, create_model("small_cnn", classes=4))
+    with pytest.raises(InputError, match=r"of another shape \['classifier.bias'"):
+        load_weights(create_model("small_cnn", classes=5), path)
+    with pytest.raises(InputError, match=r"missing \['bias', 'weight'\]"):
+        load_weights(torch.nn.Linear(2, 2), path)
+    save_checkpoint(path, torch.nn.Linear(2, 2))
+    with pytest.raises(InputError, match="does not say which architecture"):
+        load_checkpoint(path)
+
+
+def test_unknown_models():
+    with pytest.raises(InputError, match="did you mean 'small_cnn'"):
+        create_model("smal_cnn", classes=2)
+    with pytest.raises(InputError, match="does not take"):
+        create_model("small_cnn", classes=2, depth=3)
+
+
+def test_a_failed_write_leaves_no_file_behind(path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="No space"):
+        save_checkpoint(path, create_model("small_cnn", classes=4))
+    assert list(path.parent.iterdir()) == []

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from mixup_inference import InputError, create_model, evaluate, load_checkpoint, train
+from mixup_inference.errors import TrainingDivergedError
+from mixup_inference.training import BEST, LAST, Recipe, learning_rate
+
+FAST = Recipe(objective="erm", epochs=4, batch_size=50, lr=0.1, schedule="one-cycle", eps=0.1,
+              step=0.05, steps=2)  # fmt: skip
+
+
+def fresh():
+    return create_model("small_cnn", classes=10, channels=1, width=4)
+
+
+def weights(model):
+    return torch.cat([v.flatten().double() for v in model.state_dict().values()])
+
+
+class StopError(Exception):
+    pass
+
+
+class StopAfter:
+    """A progress listener that pulls the plug after some epochs."""
+
+    def __init__(self, epochs):
+        self.epochs = epochs
+
+    def task(self, title, total):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    def advance(self, steps=1, note=""):
+        self.epochs -= bool(note)
+        if self.epochs == 0:
+            raise StopError
+
+
+@pytest.mark.parametrize("objective", ["erm", "mixup", "at", "iat"])
+@pytest.mark.usefixtures("same_global_state")
+def test_same_seed_same_weights_and_resuming_changes_nothing(parts, tmp_path, objective):
+    recipe = replace(FAST, objective=objective, crop_padding=1, flip=True)
+    data = parts["train"].images[:300], parts["train"].labels[:300]
+    straight, again, other, stopped = fresh(), fresh(), fresh(), fresh()
+    history = train(straight, *data, recipe)
+    assert [e.epoch for e in history] == [1, 2, 3, 4]
+    train(again, *data, recipe)
+    assert torch.equal(weights(straight), weights(again))
+    train(other, *data, replace(recipe, seed=1))
+    assert not torch.equal(weights(straight), weights(other))
+    with pytest.raises(StopError):
+        train(stopped, *data, recipe, folder=tmp_path, progress=StopAfter(2))
+    resumed = fresh()
+    resumed_history = train(resumed, *data, recipe, folder=tmp_path)
+    assert torch.equal(weights(straight), weights(resumed))
+    assert [e.loss for e in history] == [e.loss for e in resumed_history]
+    loaded, header = load_checkpoint(tmp_path / LAST)
+    assert torch.equal(weights(loaded), weights(straight))
+    assert header["epochs_done"] == 4
+    assert not loaded.training
+
+
+def test_equals_a_plain_loop(parts):
+    """ERM against torch's own SGD, written out."""
+    x, y = parts["train"].images[:128], parts["train"].labels[:128]
+    recipe = replace(FAST, batch_size=128, epochs=3, schedule="step", milestones=(0.5,), lr=0.05,
+                     weight_decay=0.01)  # fmt: skip
+    ours, plain = fresh(), fresh()
+    train(ours, x, y, recipe)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    plain.train()
+    for rate in (0.05, 0.05, 0.005):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(plain(x), y).backward()
+        optimizer.step()
+    torch.testing.assert_close(weights(ours), weights(plain), atol=1e-5, rtol=1e-4)
+
+
+def test_learns(parts, trained):
+    test = parts["test"]
+    assert evaluate(trained, test.pixels, test.labels).value > 0.9
+
+
+def test_uint8_images_are_scaled(parts):
+    x, y = parts["train"].images[:100], parts["train"].labels[:100]
+    as_bytes, as_floats = fresh(), fresh()
+    bytes_ = (x * 255).round().to(torch.uint8)
+    train(as_bytes, bytes_, y, FAST)
+    train(as_floats, bytes_.float() / 255, y, FAST)
+    assert torch.equal(weights(as_bytes), weights(as_floats))
+
+
+def test_best_is_the_epoch_with_the_highest_validation_accuracy(parts, tmp_path):
+    data = parts["train"].images[:300], parts["train"].labels[:300]
+    validation = parts["test"].images, parts["test"].labels
+    history = train(fresh(), *data, replace(FAST, epochs=6, lr=0.4), validation=validation,
+                    folder=tmp_path)  # fmt: skip
+    scores = [e.validation_accuracy for e in history]
+    best, header = load_checkpoint(tmp_path / BEST)
+    assert header["epochs_done"] == 1 + scores.index(max(scores))
+    assert evaluate(best, *validation).value == pytest.approx(max(scores))
+
+
+def test_stops_with_a_clear_message_when_the_loss_explodes(parts):
+    with pytest.raises(TrainingDivergedError, match=r"in epoch 1 of 4.*Lower lr"):
+        train(fresh(), parts["train"].images[:200], parts["train"].labels[:200],
+              replace(FAST, lr=1e30))  # fmt: skip
+
+
+def test_a_folder_of_another_training_is_refused(parts, tmp_path):
+    data = parts["train"].images[:100], parts["train"].labels[:100]
+    train(fresh(), *data, FAST, folder=tmp_path)
+    with pytest.raises(InputError, match=r"lr 0\.1 instead of 0\.2"):
+        train(fresh(), *data, replace(FAST, lr=0.2), folder=tmp_path)
+    with pytest.raises(InputError, match="other data"):
+        train(fresh(), data[0][:50], data[1][:50], FAST, folder=tmp_path)
+
+
+def test_objective_by_name_takes_the_papers_settings():
+    paper = Recipe(objective="mixup")
+    assert (paper.epochs, paper.batch_size, paper.lr, paper.alpha) == (200, 64, 0.01, 1.0)
+    assert (paper.eps, paper.step, paper.steps) == (8 / 255, 2 / 255, 10)
+
+
+def test_schedules():
+    step = replace(FAST, schedule="step", epochs=200, lr=0.1, milestones=(0.5, 0.75))
+    for epoch, rate in ((0, 0.1), (99, 0.1), (100, 0.01), (149, 0.01), (150, 0.001)):
+        assert learning_rate(step, epoch * 10, 10) == pytest.approx(rate)
+    cycle = replace(FAST, epochs=10, lr=0.4, warmup=0.2)
+    rates = [learning_rate(cycle, s, 10) for s in range(100)]
+    assert max(rates) == pytest.approx(0.4)
+    assert rates.index(max(rates)) == 20
+    assert rates[0] < 0.05
+    assert rates[-1] < 0.001
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"objective": "mixpu"}, "did you mean 'mixup'"),
+        ({"schedule": "cosine"}, "unknown schedule"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"adv_ratio": 10}, r"adv_ratio must be in \[0, 1\]"),
+        ({"alpha": -1}, "alpha must be at least 0"),
+    ],
+)
+def test_bad_recipes(settings, words):
+    with pytest.raises(InputError, match=words):
+        Recipe(**settings)
+
+
+def test_bad_data(parts):
+    x, y = parts["train"].images[:20], parts["train"].labels[:20]
+    for args, words in (
+        ((x * 255, y), "Divide by 255"),
+        ((x, y[:3]), "3 labels for 20 images"),
+        ((x, y + 5), "number of classes"),
+    ):
+        with pytest.raises(InputError, match=words):
+            train(copy.deepcopy(fresh()), *args, FAST)
