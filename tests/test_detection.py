@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from mixup_inference import InputError, MixupDetector, MixupInference, Pool, pgd
+from mixup_inference.detection import auc
 from synthetic import TARGET, LinearPlusG, clean_samples, perturb
+
+scores = st.lists(st.integers(-3, 3).map(lambda n: n / 4), min_size=1, max_size=30)
 
 
 def test_score_is_the_drop_of_the_predicted_component(trained, pool, parts):
@@ -36,16 +41,20 @@ def test_calibration_keeps_its_promise_on_other_clean_points(trained, pool, part
         assert abs(float(flagged) - rate) < 4 * deviation
 
 
-def test_score_ranks_as_scikit_learn_says(trained, pool, parts):
-    """AUC is the share of (attacked, clean) pairs in which the attacked point scores higher."""
+@given(scores, scores)
+def test_auc_equals_scikit_learn(clean, adversarial):
+    truth = [0] * len(clean) + [1] * len(adversarial)
+    ours = auc(torch.tensor(clean), torch.tensor(adversarial))
+    assert ours == pytest.approx(roc_auc_score(truth, clean + adversarial))
+
+
+def test_auc_of_real_scores_equals_scikit_learn(trained, pool, parts):
     test = parts["test"]
     attacked = pgd(trained, test.pixels, test.labels, eps=0.2, step=0.05, targeted=True)
     detector = MixupDetector(trained, pool, labels="other", lam=0.7, draws=20)
-    clean = detector.score(test.pixels, index=test.index)
-    wrong = detector.score(attacked, index=test.index)
-    pairs = (wrong[:, None] > clean).float() + 0.5 * (wrong[:, None] == clean).float()
-    auc = roc_auc_score([0] * 200 + [1] * 200, torch.cat([clean, wrong]).numpy())
-    assert abs(auc - float(pairs.mean())) < 1e-6
+    clean, wrong = (detector.score(x, index=test.index) for x in (test.pixels, attacked))
+    theirs = roc_auc_score([0] * 200 + [1] * 200, torch.cat([clean, wrong]).numpy())
+    assert auc(clean, wrong) == pytest.approx(theirs)
 
 
 def test_sign_larger_is_more_suspicious():

@@ -46,6 +46,13 @@ def check_pixels(x: Tensor, *, what: str) -> Tensor:
     return x
 
 
+def as_pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Images as floats: uint8 is divided by 255, floats are taken to lie in [0, 1] already."""
+    if images.dtype == torch.uint8:
+        return images.to(dtype).div_(255)
+    return images.to(dtype)
+
+
 def check_labels(y: Tensor, *, count: int, classes: int | None = None, what: str = "y") -> Tensor:
     """Labels must be ``count`` integers in [0, classes); returned as int64."""
     if not isinstance(y, Tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def _work(stage: str, name: str, common: Common) -> None:
     experiment = Experiment(spec, common.output / spec.name, device=common.device, progress=bars)
     listener = ConsoleListener(console, spec, experiment.columns)
     experiment.listener = listener
-    console.print(f"[bold]{spec.title}[/bold]  ({experiment.folder})", highlight=False)
+    listener.say(f"{spec.title}  ({experiment.folder})", "bold")
     try:
         if stage == "train":
             paths = [experiment.model_folder(m) for m in spec.models if experiment.model(m)]
@@ -114,9 +115,9 @@ def _work(stage: str, name: str, common: Common) -> None:
         else:
             paths = _measure(experiment, listener, report=stage == "run", started=started)
     except KeyboardInterrupt:
-        console.print(
+        listener.say(
             f"\nStopped. What was finished is kept in {experiment.folder}; go on with:\n"
-            f"  mixup-inference {' '.join(sys.argv[1:]) or stage}"
+            f"  mixup-inference {shlex.join(sys.argv[1:])}"
         )
         raise
     _print_summary(listener, paths, time.perf_counter() - started)
@@ -137,17 +138,13 @@ def _measure(
 
 
 def _print_summary(listener: ConsoleListener, paths: list[Path], seconds: float) -> None:
-    console = listener.console
-    console.print()
     if listener.computed == 0:
-        console.print("Nothing was recomputed: everything was already there.")
+        listener.say("\nNothing was recomputed: everything was already there.")
     else:
-        console.print(
-            f"{listener.computed} parts computed, {listener.reused} reused, {seconds:.0f} s.",
-            highlight=False,
-        )
+        counts = f"{listener.computed} parts computed, {listener.reused} reused"
+        listener.say(f"\n{counts}, {seconds:.0f} s.")
     for path in paths:
-        console.print(f"  {path}", highlight=False, soft_wrap=True)
+        listener.say(f"  {path}")
 
 
 def main() -> None:

@@ -21,6 +21,22 @@ from mixup_inference.errors import InputError
 from mixup_inference.pool import Pool
 
 
+def auc(clean: Tensor, adversarial: Tensor) -> float:
+    """Area under the ROC curve: how often an adversarial score exceeds a clean one, ties half.
+
+    Computed from ranks, so no threshold grid and no transformation of the scores is involved.
+
+    >>> auc(torch.tensor([0.1, 0.2]), torch.tensor([0.2, 0.9]))
+    0.875
+    """
+    if len(clean) == 0 or len(adversarial) == 0:
+        raise InputError("AUC needs at least one clean and one adversarial score.")
+    ranked, scores = torch.sort(clean.detach().double()).values, adversarial.detach().double()
+    below = torch.searchsorted(ranked, scores, right=False)
+    not_above = torch.searchsorted(ranked, scores, right=True)
+    return float((below + not_above).double().mean() / (2 * len(clean)))
+
+
 class MixupDetector(nn.Module):
     """Detect adversarial inputs by how much mixup inference lowers the confidence.
 

@@ -80,6 +80,11 @@ class Draws:
     index: Tensor
     k: Tensor
 
+    @classmethod
+    def once(cls, key: int, index: Tensor) -> Draws:
+        """A single draw for each sample; results have one column."""
+        return cls(key, index, torch.zeros(1, dtype=torch.int64, device=index.device))
+
     @property
     def state(self) -> Tensor:
         """The hash of (key, index, k), shape (samples, draws)."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.checks import check_labels, check_pixels
+from mixup_inference.checks import as_pixels, check_labels, check_pixels
 from mixup_inference.draws import scale_bits
 from mixup_inference.errors import InputError
 
@@ -87,8 +87,7 @@ class Pool(nn.Module):
 
     def pixels(self, numbers: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """The images with these numbers as floats in [0, 1], shape (*numbers.shape, C, H, W)."""
-        chosen = self.images[numbers]
-        return chosen.to(dtype).div_(255) if chosen.dtype == torch.uint8 else chosen.to(dtype)
+        return as_pixels(self.images[numbers], dtype)
 
     def __repr__(self) -> str:
         kind = str(self.images.dtype).removeprefix("torch.")

@@ -83,6 +83,8 @@ def test_digits_has_every_row_of_table_2():
         ("eps = 0.1", 'eps = "big"', "attack.eps: .*saw 'big'"),
         ("epochs = 2", "epochs = 0", "training: epochs must be at least 1"),
         ("steps = [2, 4]", "steps = []", "attack.steps"),
+        ('objective = "mixup"', "", "'models.mixup.objective' is missing"),
+        ('objective = "mixup"', 'objective = "mixpu"', "models.mixup.objective: .*'mixup'"),
         ('name = "tiny"', 'name = "../up"', "name: "),
         ('name = "tiny"', "name = ", "not valid TOML"),
         ('defense = "mi-ol"', 'defense = "mi-ol"\ndraws = 3', "draws belongs to the whole"),

@@ -179,7 +179,7 @@ class _Ball:
         """A uniformly random point of the ball around each x, or x itself."""
         if self.start_key is None:
             return x
-        draws = Draws(self.start_key, index, torch.zeros(1, dtype=torch.int64, device=x.device))
+        draws = Draws.once(self.start_key, index)
         shape = tuple(x.shape[1:])
         if self.norm == "linf":
             delta = self.eps * (2 * draws.uniform_block(0, shape)[:, 0].to(x.dtype) - 1)
@@ -260,6 +260,5 @@ def random_targets(
 def _draw_targets(y: Tensor, classes: int, key: int, index: Tensor) -> Tensor:
     if classes < 2:
         raise InputError("a targeted attack needs at least two classes.")
-    draws = Draws(key, index, torch.zeros(1, dtype=torch.int64, device=y.device))
-    target = draws.integers(0, classes - 1)[:, 0]
+    target = Draws.once(key, index).integers(0, classes - 1)[:, 0]
     return target + (target >= y).long()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mixup_inference.checks import as_pixels
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError
 
@@ -32,9 +33,7 @@ class LabelledImages:
     @property
     def pixels(self) -> Tensor:
         """The images as float32 in [0, 1]."""
-        if self.images.dtype == torch.uint8:
-            return self.images.float().div_(255)
-        return self.images.float()
+        return as_pixels(self.images)
 
     def take(self, rows: Tensor) -> LabelledImages:
         """The images in these rows."""
@@ -45,7 +44,7 @@ class LabelledImages:
 
 def random_order(count: int, *, seed: int, name: str) -> Tensor:
     """A random permutation of 0..count-1 that depends on the seed and the name only."""
-    draws = Draws(make_key(seed, name), torch.arange(count), torch.zeros(1, dtype=torch.int64))
+    draws = Draws.once(make_key(seed, name), torch.arange(count))
     return torch.argsort(draws.bits(0)[:, 0])
 
 

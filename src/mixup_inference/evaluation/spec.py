@@ -150,7 +150,10 @@ class Spec(_Table):
     rows: Annotated[tuple[RowSpec, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _rows_name_models(self) -> Spec:
+    def _fits_together(self) -> Spec:
+        for name, training in self.models.items():
+            if training.objective is None and self.training.objective is None:
+                raise InputError(f"'models.{name}.objective' is missing; add it.")
         for row in self.rows:
             if row.model not in self.models:
                 raise unknown_name(f"model in the row {row.title!r}:", row.model, self.models)

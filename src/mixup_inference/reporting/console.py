@@ -36,7 +36,7 @@ class ConsoleListener(Listener):
         """A model or a set of adversarial examples is there."""
         self._count(reused=reused)
         if not reused:
-            self._say(f"  {what}: {seconds:.1f} s", style="dim")
+            self.say(f"  {what}: {seconds:.1f} s", style="dim")
 
     def cell(self, row: RowSpec, column: Column, accuracy: Accuracy, *, reused: bool) -> None:
         """A cell is there; the row is printed when it is whole."""
@@ -52,7 +52,7 @@ class ConsoleListener(Listener):
 
     def warn(self, message: str) -> None:
         """Something was found broken and is made anew."""
-        self._say(f"warning: {message}", style="yellow")
+        self.say(f"warning: {message}", style="yellow")
 
     def _count(self, *, reused: bool) -> None:
         self.reused += reused
@@ -62,13 +62,13 @@ class ConsoleListener(Listener):
         if self._group is None:
             self._print_heading()
         elif row.group != self._group:
-            self._say("─" * (self._title_width + self._cell_width * len(self.columns)), "dim")
+            self.say("─" * (self._title_width + self._cell_width * len(self.columns)), "dim")
         self._group = row.group
         shown = [
             with_margin(cell_entry(a)) if self._margins else percent(a.value) for a in self._row
         ]
         cells = "".join(text.rjust(self._cell_width) for text in shown)
-        self._say(f"{row.title:<{self._title_width}}{cells}")
+        self.say(f"{row.title:<{self._title_width}}{cells}")
 
     def _print_heading(self) -> None:
         kinds = [(k, len(list(g))) for k, g in groupby(self.columns, key=lambda c: c.mode)]
@@ -76,8 +76,9 @@ class ConsoleListener(Listener):
         steps = "".join(
             (f"PGD-{c.steps}" if c.steps else "").rjust(self._cell_width) for c in self.columns
         )
-        self._say(" " * self._title_width + top, "bold")
-        self._say(" " * self._title_width + steps, "bold")
+        self.say(" " * self._title_width + top, "bold")
+        self.say(" " * self._title_width + steps, "bold")
 
-    def _say(self, text: str, style: str = "") -> None:
+    def say(self, text: str, style: str = "") -> None:
+        """Print a line as it is, whatever brackets it has."""
         self.console.print(escape(text), style=style, highlight=False, soft_wrap=True)

@@ -11,9 +11,7 @@ from mixup_inference.draws import Draws, make_key
 
 def augment(x: Tensor, index: Tensor, *, epoch: int, seed: int, flip: bool, padding: int) -> Tensor:
     """Flip half of the images; pad with black and cut out a window of the old size."""
-    draws = Draws(
-        make_key(seed, "augment", epoch), index, torch.zeros(1, dtype=torch.int64, device=x.device)
-    )
+    draws = Draws.once(make_key(seed, "augment", epoch), index)
     if flip:
         flipped = draws.integers(0, 2)[:, 0].bool()
         x = torch.where(flipped[:, None, None, None], x.flip(-1), x)

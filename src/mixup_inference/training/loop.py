@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.checks import check_images, check_labels
+from mixup_inference.checks import as_pixels, check_images, check_labels
 from mixup_inference.classifier import device_of, logits_of
 from mixup_inference.datasets import random_order
 from mixup_inference.errors import InputError, TrainingDivergedError
@@ -73,7 +73,7 @@ def train(
         check_images(images, what="images")
     fabric = fabric or _cpu_fabric()
     model = model.to(fabric.device)
-    classes = _count_classes(model, _as_float(images[:2], fabric.device))
+    classes = _count_classes(model, as_pixels(images[:2].to(fabric.device)))
     labels = check_labels(labels, count=images.shape[0], classes=classes, what="labels")
     optimizer = torch.optim.SGD(
         model.parameters(),
@@ -118,11 +118,6 @@ def _cpu_fabric() -> Fabric:
     return Fabric(accelerator="cpu", devices=1)
 
 
-def _as_float(images: Tensor, device: torch.device) -> Tensor:
-    images = images.to(device)
-    return images.float().div_(255) if images.dtype == torch.uint8 else images
-
-
 def _count_classes(model: nn.Module, x: Tensor) -> int:
     with torch.no_grad():
         return int(logits_of(model, x).shape[1])
@@ -161,7 +156,7 @@ def _examples(job: _Job, index: Tensor, epoch: int) -> Examples:
     """The rows of the data as the objective wants them."""
     recipe, device = job.recipe, job.fabric.device
     x = augment(
-        _as_float(job.images[index], device),
+        as_pixels(job.images[index].to(device)),
         index.to(device),
         epoch=epoch,
         seed=recipe.seed,
@@ -176,7 +171,7 @@ def _accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     right, device = 0, device_of(model)
     with torch.no_grad():
         for x, y in zip(images.split(512), labels.split(512), strict=True):
-            predicted = logits_of(model, _as_float(x, device)).argmax(1)
+            predicted = logits_of(model, as_pixels(x.to(device))).argmax(1)
             right += int((predicted.cpu() == y.cpu()).sum())
     return right / len(labels)
 

@@ -84,11 +84,7 @@ def mix(examples: Examples, batch: Batch, recipe: Recipe, half: str) -> Examples
 
     Ratio and partner follow from (seed, epoch, position in the data set).
     """
-    draws = Draws(
-        make_key(recipe.seed, "mixup", half, batch.epoch),
-        batch.index,
-        torch.zeros(1, dtype=torch.int64, device=batch.x.device),
-    )
+    draws = Draws.once(make_key(recipe.seed, "mixup", half, batch.epoch), batch.index)
     lam = Beta(recipe.alpha, recipe.alpha).quantile(draws.uniform(0))[:, 0].to(batch.x.dtype)
     # Two independent orders, matched up: a random permutation of the batch.
     first, second = draws.bits(1)[:, 0].argsort(), draws.bits(2)[:, 0].argsort()
