@@ -18,8 +18,8 @@ PATIENCE = 2.0
 class Task(Protocol):
     """One running job."""
 
-    def advance(self, steps: int = 1, note: str = "") -> None:
-        """Say that ``steps`` more units are done."""
+    def advance(self, steps: int = 1, note: str | None = None) -> None:
+        """Say that ``steps`` more units are done, and perhaps how it goes."""
 
 
 class Progress(Protocol):
@@ -32,7 +32,7 @@ class Progress(Protocol):
 class _Silent:
     """Listens to nothing."""
 
-    def advance(self, steps: int = 1, note: str = "") -> None:
+    def advance(self, steps: int = 1, note: str | None = None) -> None:
         """Do nothing."""
 
     @contextmanager
@@ -52,10 +52,11 @@ class _Bar:
         self._id = bars.add_task(title, total=total, note="", visible=False)
         self._start = time.monotonic()
 
-    def advance(self, steps: int = 1, note: str = "") -> None:
+    def advance(self, steps: int = 1, note: str | None = None) -> None:
         """Move the bar on."""
         late = time.monotonic() - self._start > PATIENCE
-        self._bars.update(self._id, advance=steps, note=note, visible=late)
+        fields = {} if note is None else {"note": note}
+        self._bars.update(self._id, advance=steps, visible=late, **fields)
 
     def remove(self) -> None:
         """Take the bar away."""

@@ -42,8 +42,8 @@ class StopAfter:
     def __exit__(self, *_):
         return None
 
-    def advance(self, steps=1, note=""):
-        self.epochs -= bool(note)
+    def advance(self, steps=1, note=None):
+        self.epochs -= note is not None
         if self.epochs == 0:
             raise StopError
 

@@ -17,7 +17,7 @@ from mixup_inference.datasets import random_order
 from mixup_inference.errors import InputError, TrainingDivergedError
 from mixup_inference.files import fingerprint, hash_tensors
 from mixup_inference.models import read_checkpoint, save_checkpoint
-from mixup_inference.progress import SILENT, Progress
+from mixup_inference.progress import SILENT, Progress, Task
 from mixup_inference.training.augment import augment
 from mixup_inference.training.objectives import OBJECTIVES, Batch, Examples
 from mixup_inference.training.recipe import Recipe, learning_rate
@@ -85,10 +85,11 @@ def train(
     identity = {"recipe": asdict(recipe), "data": hash_tensors(images, labels)}
     history = _resume(folder, job, identity)
     wrapped, wrapped_optimizer = fabric.setup(model, optimizer)
-    with progress.task(f"train {recipe.objective}", total=recipe.epochs) as task:
-        task.advance(len(history))
+    batches = math.ceil(len(labels) / recipe.batch_size)
+    with progress.task(f"train {recipe.objective}", total=recipe.epochs * batches) as task:
+        task.advance(len(history) * batches)
         for epoch in range(len(history), recipe.epochs):
-            done = _run_epoch(job, wrapped, wrapped_optimizer, epoch)
+            done = _run_epoch(job, wrapped, wrapped_optimizer, epoch, task)
             if validation is not None:
                 done = Epoch(
                     **(asdict(done) | {"validation_accuracy": _accuracy(model, *validation)})
@@ -96,7 +97,7 @@ def train(
             history.append(done)
             if folder is not None and fabric.is_global_zero:
                 _save(Path(folder), job, identity, history)
-            task.advance(1, f"loss {done.loss:.3f}  accuracy {done.accuracy:.1%}")
+            task.advance(0, f"loss {done.loss:.3f}  accuracy {done.accuracy:.1%}")
     model.eval()
     return history
 
@@ -123,7 +124,7 @@ def _count_classes(model: nn.Module, x: Tensor) -> int:
         return int(logits_of(model, x).shape[1])
 
 
-def _run_epoch(job: _Job, model: Any, optimizer: Any, epoch: int) -> Epoch:
+def _run_epoch(job: _Job, model: Any, optimizer: Any, epoch: int, task: Task) -> Epoch:
     """One pass over the data in an order that follows from the seed and the epoch."""
     recipe, started = job.recipe, time.perf_counter()
     count = len(job.labels)
@@ -142,6 +143,7 @@ def _run_epoch(job: _Job, model: Any, optimizer: Any, epoch: int) -> Epoch:
         optimizer.step()
         with torch.no_grad():
             total += torch.stack((loss, examples.accuracy(logits))) * (len(index) / count)
+        task.advance()
     loss_value, accuracy = total.tolist()
     if not math.isfinite(loss_value):
         raise TrainingDivergedError(
