@@ -24,13 +24,10 @@ class ConsoleListener(Listener):
         self.task: Task | None = None
         self.computed = self.reused = 0
         self._title_width = max(len(row.title) for row in spec.rows)
-        self._margins = console.width >= self._title_width + 10 * len(columns)
+        self._margins = console.width >= self._title_width + 11 * len(columns)
+        self._cell_width = 11 if self._margins or len(columns) < 5 else 8
         self._row: list[Accuracy] = []
         self._group: str | None = None
-
-    @property
-    def _cell_width(self) -> int:
-        return 10 if self._margins else 8
 
     def made(self, what: str, *, reused: bool, seconds: float) -> None:
         """A model or a set of adversarial examples is there."""
