@@ -83,6 +83,17 @@ def test_weights_of_another_network_are_listed(path):
         load_checkpoint(path)
 
 
+def test_tied_weights_and_strange_headers(path):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    save_checkpoint(path, model)
+    load_weights(model, path)
+    save_file({"a": torch.zeros(2)}, path,
+              metadata={"json": json.dumps({"format": 1, "architecture": {"foo": 1}})})  # fmt: skip
+    with pytest.raises(InputError, match="names an architecture"):
+        load_checkpoint(path)
+
+
 def test_unknown_models():
     with pytest.raises(InputError, match="did you mean 'small_cnn'"):
         create_model("smal_cnn", classes=2)

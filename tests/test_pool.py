@@ -70,6 +70,12 @@ def test_takes_a_dataset_or_a_loader():
         (lambda: Pool(images()), "needs labels"),
         (lambda: Pool(5), "saw int"),
         (lambda: Pool([]), "empty"),
+        (lambda: Pool(images().numpy()), "needs labels"),
+        (lambda: Pool([(images()[0], 1, 2)]), "item 0 .* not a pair"),
+        (lambda: Pool([("a", 1)]), "item 0 .* not a pair"),
+        (lambda: Pool([(torch.rand(1, 2, 2), 0), (torch.rand(1, 3, 3), 1)]), "one size"),
+        (lambda: Pool("abc", LABELS), "must be a tensor"),
+        (lambda: Pool(images(), LABELS, classes="3"), "whole number"),
     ],
 )
 def test_errors_say_what_was_wrong(make, words):

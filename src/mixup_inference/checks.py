@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -86,18 +87,20 @@ def check_index(index: Tensor, *, count: int, device: torch.device) -> Tensor:
 
 def check_int(value: object, *, what: str, least: int) -> int:
     """A whole number that is at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError(f"{what} must be a whole number; saw {value!r}.")
-    if value < least:
-        raise InputError(f"{what} must be at least {least}; saw {value}.")
-    return value
+    number = int(value)
+    if not least <= number < 2**63:
+        bounds = f"at least {least}" if number < least else "below 2**63"
+        raise InputError(f"{what} must be {bounds}; saw {number}.")
+    return number
 
 
 def check_number(
     value: object, *, what: str, least: float = -math.inf, most: float = math.inf
 ) -> float:
     """A finite number in [least, most]."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise InputError(f"{what} must be a number; saw {value!r}.")
     number = float(value)
     if not math.isfinite(number) or number < least or number > most:

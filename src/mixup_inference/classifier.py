@@ -26,8 +26,18 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 def logits_of(model: nn.Module, x: Tensor) -> Tensor:
     """F's logits for a batch, shape (batch, classes); clear words when it returns another thing."""
-    with eval_mode(model):
-        out = model(x)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"the model must be a torch nn.Module; saw {type(model).__name__}.")
+    try:
+        with eval_mode(model):
+            out = model(x)
+    except RuntimeError as error:
+        if x.dtype == dtype_of(model):
+            raise
+        raise InputError(
+            f"the model's weights are {dtype_of(model)}, the images {x.dtype}; convert one of "
+            f"them ({error})."
+        ) from error
     if not isinstance(out, Tensor):
         raise InputError(
             f"the model must return one tensor of logits; it returned {type(out).__name__}. "
@@ -67,6 +77,12 @@ def count_images(module: nn.Module) -> Iterator[list[int]]:
         yield count
     finally:
         handle.remove()
+
+
+def dtype_of(module: nn.Module) -> torch.dtype:
+    """The type of a module's first floating-point parameter (float32 when it has none)."""
+    types = (p.dtype for p in module.parameters() if p.is_floating_point())
+    return next(types, torch.float32)
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -101,6 +101,7 @@ def _work(stage: str, name: str, common: Common) -> None:
     console = Console(quiet=common.quiet)
     bars = SILENT if common.quiet else RichProgress(console if console.is_terminal else None)
     experiment = Experiment(spec, common.output / spec.name, device=common.device, progress=bars)
+    experiment.check()
     listener = ConsoleListener(console, spec, experiment.columns)
     experiment.listener = listener
     listener.say(f"{spec.title}  ({experiment.folder})", "bold")
@@ -155,6 +156,9 @@ def main() -> None:
         sys.exit(2)
     except MixupInferenceError as error:
         sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+    except OSError as error:
+        sys.stderr.write(f"error: {error.strerror or error}: {error.filename or ''}\n")
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

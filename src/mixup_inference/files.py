@@ -54,7 +54,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
     """Write tensors and a JSON header as one safetensors file, atomically."""
     from safetensors.torch import save_file  # noqa: PLC0415 (keeps the import of the package light)
 
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # Cloned, because safetensors refuses tensors that share memory (tied weights).
+    plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
     with replacing(path) as temporary:
         save_file(plain, temporary, metadata={"json": json.dumps(header, allow_nan=False)})
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.checks import as_pixels, check_labels, check_pixels
+from mixup_inference.checks import as_pixels, check_int, check_labels, check_pixels
 from mixup_inference.draws import scale_bits
 from mixup_inference.errors import InputError
 
@@ -21,7 +21,8 @@ class Pool(nn.Module):
     it follows the defence to its device, and its images are not part of any ``state_dict``.
 
     Args:
-        images: NCHW, uint8 or float in [0, 1]; or a Dataset or loader of (image, label).
+        images: NCHW, uint8 or float in [0, 1]; or a Dataset or loader of (image, label). What is
+            drawn depends on the order, so give a loader that does not shuffle.
         labels: one integer per image; left out when ``images`` is a Dataset or loader.
         classes: the number of classes; by default the largest label plus one.
 
@@ -46,8 +47,10 @@ class Pool(nn.Module):
         super().__init__()
         if labels is None:
             images, labels = _collect(images)
-        images, labels = torch.as_tensor(images), torch.as_tensor(labels)
-        if images.ndim != 4 or images.shape[0] == 0:
+        images, labels = _as_tensor(images, "images"), _as_tensor(labels, "labels")
+        if classes is not None:
+            check_int(classes, what="classes", least=1)
+        if images.ndim != 4 or images.numel() == 0:
             raise InputError(
                 "the pool's images must be a non-empty batch of shape "
                 f"(count, channels, height, width); saw {tuple(images.shape)}."
@@ -95,23 +98,40 @@ class Pool(nn.Module):
         return f"Pool({len(self)} images of {size}, {kind}, {self.classes} classes)"
 
 
+def _as_tensor(values: Any, what: str) -> Tensor:
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(
+            f"the pool's {what} must be a tensor or an array; saw {type(values).__name__}."
+        ) from None
+
+
 def _collect(source: Any) -> tuple[Tensor, Tensor]:
     """All images and labels of a loader (batches) or a map-style Dataset (single samples)."""
-    if isinstance(source, Tensor):
+    if isinstance(source, Tensor) or hasattr(source, "__array__"):
         raise InputError("the pool needs labels: Pool(images, labels).")
-    if hasattr(source, "batch_size"):  # a DataLoader
-        pairs = list(source)
-    elif isinstance(source, Sized) and hasattr(source, "__getitem__"):
-        items = (source[i] for i in range(len(source)))
-        pairs = [(torch.as_tensor(x)[None], torch.as_tensor(y).reshape(1)) for x, y in items]
-    else:
+    batched = getattr(source, "batch_size", None) is not None  # a DataLoader
+    if not batched and not (isinstance(source, Sized) and hasattr(source, "__getitem__")):
         raise InputError(
             "the pool takes (images, labels), a Dataset or a DataLoader of such pairs; "
             f"saw {type(source).__name__}."
         )
-    if not pairs:
+    items = source if batched else (source[i] for i in range(len(source)))
+    images, labels = [], []
+    for number, item in enumerate(items):
+        try:
+            image, label = item
+            images.append(torch.as_tensor(image) if batched else torch.as_tensor(image)[None])
+            labels.append(torch.as_tensor(label) if batched else torch.as_tensor(label).reshape(1))
+        except (TypeError, ValueError, RuntimeError):
+            raise InputError(
+                f"item {number} of the pool's data is not a pair (image, label) of tensors or "
+                f"arrays; saw {type(item).__name__}."
+            ) from None
+    if not images:
         raise InputError("the pool's data set is empty.")
-    images, labels = zip(*((x, y) for x, y in pairs), strict=True)
-    return torch.cat([torch.as_tensor(x) for x in images]), torch.cat(
-        [torch.as_tensor(y) for y in labels]
-    )
+    try:
+        return torch.cat(images), torch.cat(labels)
+    except (RuntimeError, TypeError):
+        raise InputError("the pool's images must all have one size; resize them first.") from None

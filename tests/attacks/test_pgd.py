@@ -142,6 +142,15 @@ def test_attacks_through_a_defence(trained, pool, parts):
     assert accuracy(pgd(mi, x, y, **settings)) < accuracy(pgd(trained, x, y, **settings)) - 0.1
 
 
+def test_half_precision_with_a_vanishing_gradient():
+    class Flat(nn.Module):
+        def forward(self, x):
+            return x.flatten(1)[:, :3] * 0
+
+    out = pgd(Flat(), X.half(), Y, norm="l2", eps=0.5, step=0.1, steps=2, random_start=False)
+    assert torch.equal(out, X.half())
+
+
 def test_starts_are_those_of_the_stream():
     draws = Draws(make_key(3, "pgd start"), torch.arange(9), torch.zeros(1, dtype=torch.int64))
     delta = 0.1 * (2 * draws.uniform_block(0, (1, 6, 6))[:, 0] - 1)
@@ -160,6 +169,8 @@ def test_starts_are_those_of_the_stream():
         ({"snapshots": (5, 20)}, "between 0 and steps = 10"),
         ({"snapshots": ()}, "snapshots must lie"),
         ({"targets": Y + 3}, "label 5 is out of range"),
+        ({"targets": torch.arange(18) % 3}, "targets has 18 labels for 9 images"),
+        ({"targets": [0, 1]}, "targets must be a torch tensor"),
         ({"batch_size": 0}, "batch_size must be"),
         ({"index": torch.arange(3)}, "one integer per image"),
     ],
@@ -176,6 +187,7 @@ def test_bad_settings(settings, words):
         (X, Y[:4], "4 labels for 9 images"),
         (X, Y.float(), "integer labels"),
         (X, Y + 3, "label 5 is out of range"),
+        (X, Y.tolist(), "torch tensor"),
         (X, Y - 1, "contains label -1"),
         (X[:0], Y[:0], "empty batch"),
     ],
@@ -183,3 +195,10 @@ def test_bad_settings(settings, words):
 def test_bad_inputs(x, y, words):
     with pytest.raises(InputError, match=words):
         pgd(MODEL, x, y)
+
+
+def test_labels_are_checked_in_targeted_mode_too():
+    with pytest.raises(InputError, match="contains label 5"):
+        pgd(MODEL, X, Y + 3, targeted=True)
+    with pytest.raises(InputError, match=r"nn\.Module"):
+        pgd(lambda x: x, X, Y)

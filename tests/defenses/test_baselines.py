@@ -148,6 +148,17 @@ def test_is_differentiable_and_independent_of_the_chunk(defense):
     assert float(whole[1].abs().sum()) > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_reads_the_right_pixels(dtype):
+    """Positions are computed in float32: half precision cannot count to 224."""
+    x = torch.rand(1, 1, 224, 224, generator=GENERATOR).to(dtype)
+    for defense in BASELINES[2:]:
+        half = defense._transform(x, None, block(1, 2))
+        assert half.dtype == dtype
+        full = defense._transform(x.float(), None, block(1, 2))
+        torch.testing.assert_close(half.float(), full, atol=0.01, rtol=0)
+
+
 @pytest.mark.parametrize("cls", [GaussianNoise, RandomRotation, CropResize, ResizePad])
 def test_gradient_equals_finite_differences(cls):
     model = nn.Sequential(nn.Flatten(), nn.Linear(18, 3)).double()

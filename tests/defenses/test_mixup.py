@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import copy
+import pickle
+import weakref
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -224,6 +227,49 @@ def test_model_runs_in_eval_mode_whatever_the_training_flag_says():
     assert model[2].training
 
 
+@pytest.mark.parametrize("labels", ["other", "predicted", [0.1, 0.2, 0.3, 0.4]])
+def test_can_be_pickled_and_copied(labels):
+    mi = make(labels=labels)
+    for twin in (pickle.loads(pickle.dumps(mi)), copy.deepcopy(mi)):  # noqa: S301
+        assert torch.equal(twin(X, index=INDEX), mi(X, index=INDEX))
+
+
+def test_memory_does_not_grow_with_samples_times_draws_times_classes():
+    """Only (samples, classes) numbers are kept of a chunk, not one row per draw."""
+    kept = []
+
+    class Many(nn.Module):
+        def forward(self, x):
+            out = x.flatten(1)[:, :1] * torch.arange(500)
+            kept.append(weakref.ref(out))
+            return out
+
+    images = torch.rand(500, 1, 2, 2)
+    mi = MixupInference(Many(), Pool(images, torch.arange(500)), draws=8, chunk=8)
+    alive = []
+    original = mi._classify
+
+    def watch(x):
+        alive.append(sum(ref() is not None for ref in kept))
+        return original(x)
+
+    mi._classify = watch
+    mi(images[:40])
+    assert max(alive) <= 2
+
+
+def test_numpy_numbers_are_numbers():
+    mi = make(lam=np.float32(0.5), draws=np.int64(3), seed=np.int64(1))
+    assert torch.equal(mi(X, index=INDEX), make(lam=0.5, draws=3, seed=1)(X, index=INDEX))
+
+
+def test_mixed_precisions_and_devices_are_named():
+    with pytest.raises(InputError, match=r"weights are torch.float64, the images torch.float32"):
+        make()(X.float())
+    with pytest.raises(InputError, match="move the defence"):
+        make().base_log_probs(X.to("meta"))
+
+
 def test_costs_one_pass_per_draw_plus_one():
     count = []
     model = copy.deepcopy(MODEL)
@@ -282,6 +328,9 @@ def test_a_model_that_returns_log_probabilities_is_fine():
         ({"labels": "othr"}, "did you mean 'other'"),
         ({"labels": [0.5, 0.5]}, "must be 4 non-negative numbers"),
         ({"labels": [0.5, 0.6, 0, 0]}, "sum to 1"),
+        ({"labels": [float("nan"), 0.5, 0.5, 0]}, "non-negative"),
+        ({"labels": None}, "labels must be"),
+        ({"seed": 2**63}, "below"),
     ],
 )
 def test_bad_settings(settings, words):
@@ -290,7 +339,7 @@ def test_bad_settings(settings, words):
 
 
 def test_unknown_options_raise():
-    with pytest.raises(TypeError, match="drawz"):
+    with pytest.raises(TypeError, match="did you mean 'draws'"):
         make(drawz=3)
 
 

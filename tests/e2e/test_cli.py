@@ -144,7 +144,7 @@ def test_a_change_recomputes_only_what_depends_on_it(finished, tmp_path):
     changed = tmp_path / "tiny.toml"
     changed.write_text(SPEC.replace("sigma = 0.1", "sigma = 0.2"))
     done = call("run", changed, "-o", output)
-    assert "5 parts computed, 18 reused" in done.stdout
+    assert "5 parts computed, 19 reused" in done.stdout
 
 
 def test_damaged_parts_are_made_again(finished, tmp_path):
@@ -205,6 +205,20 @@ def test_killed_in_any_stage_and_resumed_equals_uninterrupted(
     resumed = call("run", spec, "-o", output)
     assert resumed.returncode == 0, resumed.stderr
     assert results(output) == finished[2]
+
+
+def test_a_deleted_or_foreign_model_is_trained_again(finished, tmp_path):
+    output, _, expected = finished
+    copied = tmp_path / "out"
+    subprocess.run(["cp", "-r", output, copied], check=True)  # noqa: S607
+    models = copied / "tiny" / "models"
+    mixup, iat = (next(models.glob(f"{name}-*")) / "last.safetensors" for name in ("mixup", "iat"))
+    iat.write_bytes(mixup.read_bytes())
+    mixup.unlink()
+    done = call("run", output.parent / "tiny.toml", "-o", copied)
+    assert done.returncode == 0, done.stderr
+    assert "belongs to another training" in done.stdout
+    assert results(copied) == expected
 
 
 def test_single_stages_build_on_each_other(finished, spec, tmp_path):
@@ -270,6 +284,22 @@ def test_an_output_folder_that_cannot_be_written(spec, tmp_path):
     assert done.returncode == 2
     assert "cannot write to the output folder" in done.stderr
     assert "--output" in done.stderr
+
+
+def test_settings_that_do_not_fit_the_images_are_found_before_training(spec, tmp_path):
+    spec.write_text(SPEC.replace('"gaussian"\nsigma = 0.1', '"crop-resize"\nsize = [9, 12]'))
+    done = call("run", spec, "-o", tmp_path / "out")
+    assert done.returncode == 2
+    assert "larger than the image" in done.stderr
+    assert not (tmp_path / "out" / "tiny" / "models").exists()
+
+
+def test_a_file_where_a_folder_should_be(spec, tmp_path):
+    (tmp_path / "out" / "tiny").mkdir(parents=True)
+    (tmp_path / "out" / "tiny" / "models").write_text("in the way")
+    done = call("train", spec, "-o", tmp_path / "out")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
 
 
 def test_a_training_that_explodes(spec, tmp_path):

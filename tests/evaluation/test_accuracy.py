@@ -50,6 +50,14 @@ def test_does_not_depend_on_the_batch_size_and_repeats(trained, pool, parts):
     assert abs(results[0].correct - results[1].correct) <= 1  # a near-tie may turn by rounding
 
 
+def test_a_frozen_defence_is_measured_on_its_frozen_draws(trained, pool, parts):
+    x, y = parts["test"].pixels, parts["test"].labels
+    frozen = MixupInference(trained, pool, draws=1, lam=0.4, fresh=False)
+    expected = int((frozen(x).argmax(1) == y).sum())
+    assert evaluate(frozen, x, y).correct == expected
+    assert evaluate(frozen, x, y, index=parts["test"].index).correct != expected
+
+
 @pytest.mark.usefixtures("same_global_state")
 def test_leaves_no_trace(trained, parts):
     x, y = parts["test"].pixels[:10], parts["test"].labels[:10]

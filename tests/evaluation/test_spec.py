@@ -70,7 +70,7 @@ def test_digits_has_every_row_of_table_2():
         ("lr = 0.1", "l_r = 0.1", "models.mixup: unknown key 'l_r'; did you mean 'lr'"),
         ("test = 50", "tests = 50", "data: unknown key 'tests'; did you mean 'test'"),
         ("width = 4", "widht = 4", "network: .*'widht'; did you mean 'width'"),
-        ("lam = {", "lambda = {", "rows.1: unknown setting of mi-ol 'lambda'; did you mean 'lam'"),
+        ("lam = {", "lambda = {", "rows.1: .*mi-ol.* 'lambda'; did you mean 'lam'"),
         ("test = 50", "", "'data.test' is missing"),
         ("[attack]\neps = 0.1", "[attack]", "'attack.eps' is missing"),
         ('name = "digits"', 'name = "digitz"', "did you mean 'digits'"),
@@ -86,6 +86,15 @@ def test_digits_has_every_row_of_table_2():
         ('objective = "mixup"', "", "'models.mixup.objective' is missing"),
         ('objective = "mixup"', 'objective = "mixpu"', "models.mixup.objective: .*'mixup'"),
         ('name = "tiny"', 'name = "../up"', "name: "),
+        ("[models.mixup]", '[models."../up"]', "models"),
+        ('title = "Mixup"\n', 'titel = "Mixup"\n', "rows.0: .*'titel'; did you mean 'title'"),
+        ('model = "mixup"\n\n', 'model = "mixup"\ndefence = "mi-ol"\n\n', "did you mean 'defense'"),
+        ("steps = [2, 4]", "steps = [2, 2]", "steps has duplicates"),
+        ("eps = 0.1", "eps = inf", "attack.eps: .*finite"),
+        ("epochs = 2", "milestones = [100, 150]", "fraction of the epochs.*saw 100"),
+        ("width = 4", "width = 4\n[training.x]", "training: unknown key 'x'"),
+        ("{uniform = [0.4, 0.6]}", "{uniform = 3}", "a ratio is"),
+        ('name = "tiny"', 'name = "tiny"\nseed = 99999999999999999999', "seed"),
         ('name = "tiny"', "name = ", "not valid TOML"),
         ('defense = "mi-ol"', 'defense = "mi-ol"\ndraws = 3', "draws belongs to the whole"),
     ],
@@ -94,6 +103,18 @@ def test_mistakes_are_named(old, new, words):
     assert old in GOOD
     with pytest.raises(InputError, match=words):
         parse_spec(GOOD.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("size", ["6", '["a", "b"]', "[1, 2, 3]", "[3.0, 5]"])
+def test_bad_sizes(size):
+    row = f'defense = "crop-resize"\nsize = {size}'
+    with pytest.raises(InputError, match=r"rows\.1: size must be"):
+        parse_spec(GOOD.replace('defense = "mi-ol"\nlam = {uniform = [0.4, 0.6]}', row))
+
+
+def test_a_byte_order_mark_does_no_harm(tmp_path):
+    (tmp_path / "bom.toml").write_text(GOOD, encoding="utf-8-sig")
+    assert load_spec(str(tmp_path / "bom.toml")).name == "tiny"
 
 
 def test_several_mistakes_are_all_told():

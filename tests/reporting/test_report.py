@@ -11,7 +11,7 @@ from mixup_inference.evaluation.results import cell_entry
 from mixup_inference.reporting import html
 from mixup_inference.reporting.tables import as_csv, markdown, with_margin
 
-NASTY = "<script>alert(1)</script> & | co"
+NASTY = "<script>alert(1)</script> & | co $x_{$ b"
 COLUMNS = ["clean", "untargeted PGD-10", "targeted PGD-10"]
 
 

@@ -72,6 +72,29 @@ def test_same_seed_same_weights_and_resuming_changes_nothing(parts, tmp_path, ob
     assert not loaded.training
 
 
+@pytest.mark.usefixtures("same_global_state")
+def test_dropout_is_seeded_and_resumes_too(parts, tmp_path):
+    data = parts["train"].images[:150], parts["train"].labels[:150]
+
+    def network():
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
+
+    straight, stopped, resumed = network(), network(), network()
+    train(straight, *data, FAST)
+    with pytest.raises(StopError):
+        train(stopped, *data, FAST, folder=tmp_path, progress=StopAfter(2))
+    train(resumed, *data, FAST, folder=tmp_path)
+    assert torch.equal(weights(straight), weights(resumed))
+
+
+def test_double_precision_models_train(parts):
+    model = fresh().double()
+    train(model, parts["train"].images[:50], parts["train"].labels[:50], FAST)
+    assert next(model.parameters()).dtype == torch.float64
+
+
 def test_equals_a_plain_loop(parts):
     """ERM against torch's own SGD, written out."""
     x, y = parts["train"].images[:128], parts["train"].labels[:128]
@@ -127,12 +150,19 @@ def test_a_folder_of_another_training_is_refused(parts, tmp_path):
         train(fresh(), *data, replace(FAST, lr=0.2), folder=tmp_path)
     with pytest.raises(InputError, match="other data"):
         train(fresh(), data[0][:50], data[1][:50], FAST, folder=tmp_path)
+    with pytest.raises(InputError, match="other validation data"):
+        train(fresh(), *data, FAST, folder=tmp_path, validation=data)
+    wider = create_model("small_cnn", classes=10, channels=1, width=5)
+    with pytest.raises(InputError, match="other network"):
+        train(wider, *data, FAST, folder=tmp_path)
 
 
 def test_objective_by_name_takes_the_papers_settings():
     paper = Recipe(objective="mixup")
     assert (paper.epochs, paper.batch_size, paper.lr, paper.alpha) == (200, 64, 0.01, 1.0)
     assert (paper.eps, paper.step, paper.steps) == (8 / 255, 2 / 255, 10)
+    assert Recipe.of_paper("mixup") == paper
+    assert Recipe.of_paper("iat").lr == 0.1
 
 
 def test_schedules():
@@ -156,6 +186,7 @@ def test_schedules():
         ({"lr": 0.0}, "lr must be positive"),
         ({"adv_ratio": 10}, r"adv_ratio must be in \[0, 1\]"),
         ({"alpha": -1}, "alpha must be at least 0"),
+        ({"milestones": (100, 150)}, "a fraction of the epochs"),
     ],
 )
 def test_bad_recipes(settings, words):
@@ -167,6 +198,7 @@ def test_bad_data(parts):
     x, y = parts["train"].images[:20], parts["train"].labels[:20]
     for args, words in (
         ((x * 255, y), "Divide by 255"),
+        ((x[0].byte(), y), "4 dimensions"),
         ((x, y[:3]), "3 labels for 20 images"),
         ((x, y + 5), "number of classes"),
     ):

@@ -96,7 +96,8 @@ def pgd(
         labels: "predicted" goes away from the model's own prediction on x, as the published code
             of the paper does; points that are misclassified already may then become right.
         random_start: begin at a uniformly random point of the ball.
-        seed: of the random start and the targets, which belong to a point, not to a batch.
+        seed: of the random start and the targets, which belong to a point, not to a batch. (The
+            draws of a defence under attack are its own: freeze them for a repeatable attack.)
         index: the points' positions in their data set; 0, 1, 2, ... by default.
         snapshots: step counts; returns ``{count: examples}`` from one trajectory.
         batch_size: how many points are attacked at a time.
@@ -109,6 +110,11 @@ def pgd(
         if index is None
         else check_index(index, count=x.shape[0], device=x.device)
     )
+    y = check_labels(y, count=x.shape[0]).to(x.device)
+    if targets is not None:
+        targets = check_labels(targets, count=x.shape[0], what="targets").to(x.device)
+    if isinstance(snapshots, int):
+        snapshots = (snapshots,)
     at = [steps] if snapshots is None else sorted(set(snapshots))
     check_int(steps, what="steps", least=0)
     if not at or at[0] < 0 or at[-1] > steps:
@@ -127,8 +133,8 @@ def pgd(
             goal = _goal(
                 model,
                 x[part],
-                check_labels(y, count=x.shape[0]).to(x.device)[part],
-                targets=None if targets is None else targets.to(x.device)[part],
+                y[part],
+                targets=None if targets is None else targets[part],
                 targeted=targeted,
                 labels=labels,
                 key=make_key(seed, "pgd target"),
@@ -193,7 +199,7 @@ class _Ball:
         """One step uphill."""
         if self.norm == "linf":
             return image + self.step * gradient.sign()
-        return image + self.step * gradient / _per_sample(_length(gradient).clamp(min=1e-12))
+        return image + self.step * gradient / _per_sample(_positive(_length(gradient)))
 
     def project(self, x: Tensor, image: Tensor) -> Tensor:
         """The nearest point that is in the ball, then in [0, 1] (which cannot leave the ball)."""
@@ -201,13 +207,17 @@ class _Ball:
         if self.norm == "linf":
             delta = delta.clamp(-self.eps, self.eps)
         else:
-            delta = delta * _per_sample((self.eps / _length(delta).clamp(min=1e-12)).clamp(max=1))
+            delta = delta * _per_sample((self.eps / _positive(_length(delta))).clamp(max=1))
         return (x + delta).clamp(0, 1)
 
 
 def _length(delta: Tensor) -> Tensor:
     out: Tensor = torch.linalg.vector_norm(delta.flatten(1), dim=1)
     return out
+
+
+def _positive(lengths: Tensor) -> Tensor:
+    return lengths.clamp(min=torch.finfo(lengths.dtype).tiny)
 
 
 def _per_sample(values: Tensor) -> Tensor:
@@ -230,10 +240,11 @@ def _goal(
         raise unknown_name("labels", labels, ["true", "predicted"])
     sign = 1.0 if targets is None and not targeted else -1.0
     if targets is not None:
-        y = check_labels(targets, count=x.shape[0], what="targets")
+        y = targets
     elif targeted or labels == "predicted":
         with torch.no_grad():
             logits = logits_of(model, x)
+        check_labels(y, count=x.shape[0], classes=logits.shape[1])
         y = _draw_targets(y, logits.shape[1], key, index) if targeted else logits.argmax(1)
     highest = int(y.max())
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from mixup_inference.checks import check_images, check_index, check_int
 from mixup_inference.classifier import logits_of, refuse_probabilities
 from mixup_inference.draws import Draws, make_key
-from mixup_inference.errors import InputError
+from mixup_inference.errors import InputError, unknown_name
 
 #: Default size of a chunk, in pixels (channels included): 1,024 images of CIFAR's size.
 CHUNK_PIXELS = 1024 * 3 * 32 * 32
@@ -52,8 +52,8 @@ class StochasticModule(nn.Module, ABC):
         super().__init__()
         if not isinstance(model, nn.Module):
             raise InputError(f"the model must be a torch nn.Module; saw {type(model).__name__}.")
-        if unknown := set(options) - Options.__optional_keys__:
-            raise TypeError(f"{type(self).__name__} got unknown options: {sorted(unknown)}")
+        for name in set(options) - Options.__optional_keys__:
+            raise TypeError(str(unknown_name("option", name, Options.__optional_keys__)))
         chunk = options.get("chunk")
         self.model = model
         self.draws = check_int(options.get("draws", 30), what="draws", least=1)
@@ -168,8 +168,8 @@ class RandomizedInference(StochasticModule):
 
         def rows(part: slice) -> Tensor:
             args = x[part], None if look is None else look[part], index[part]
-            return torch.cat([_bounded(block, *args, k, alone=alone) for k in all_k], dim=1)
+            draws = [_bounded(block, *args, k, alone=alone) for k in all_k]
+            return torch.logsumexp(torch.cat(draws, dim=1), dim=1) - math.log(self.draws)
 
         with _graph_for(x):
-            parts = [rows(slice(a, a + samples)) for a in range(0, x.shape[0], samples)]
-            return torch.logsumexp(torch.cat(parts), dim=1) - math.log(self.draws)
+            return torch.cat([rows(slice(a, a + samples)) for a in range(0, x.shape[0], samples)])

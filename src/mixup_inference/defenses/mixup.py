@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, Unpack
 
 import torch
@@ -72,6 +73,11 @@ class MixupInference(RandomizedInference):
                 f"x has images of shape {tuple(x.shape[1:])}, the pool of shape "
                 f"{tuple(self.pool.images.shape[1:])}; they must be the same to be mixed."
             )
+        if x.device != self.pool.images.device:
+            raise InputError(
+                f"x is on {x.device}, the pool on {self.pool.images.device}; move the defence "
+                f"with .to('{x.device}')."
+            )
         out = super().base_log_probs(x)
         if out.shape[1] != self.pool.classes:
             raise InputError(
@@ -112,59 +118,87 @@ def check_ratio(lam: object) -> Ratio:
 
 
 def label_rule(labels: Labels, classes: int) -> LabelRule:
-    """p_s(y) as a function of y_hat and uniform numbers."""
+    """p_s(y) as a function of y_hat and uniform numbers; a function that can be pickled."""
     if isinstance(labels, str):
         return _named_rule(labels, classes)
     if callable(labels) and not isinstance(labels, Tensor):
-        return _checked_rule(labels, classes)
-    weights = torch.as_tensor(labels, dtype=torch.float64)
-    if weights.shape != (classes,) or bool((weights < 0).any()) or abs(weights.sum() - 1) > 1e-6:
+        return _Checked(labels, classes)
+    try:
+        weights = torch.as_tensor(labels, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(
+            "labels must be 'other', 'predicted', class probabilities or a function "
+            f"(y_hat, u) -> labels; saw {labels!r}."
+        ) from None
+    if (
+        weights.shape != (classes,)
+        or not bool((weights >= 0).all())
+        or abs(weights.sum() - 1) > 1e-6
+    ):
         raise InputError(
             f"labels as probabilities must be {classes} non-negative numbers that sum to 1; "
             f"saw {weights.tolist()}."
         )
     last = int(torch.nonzero(weights)[-1])  # rounding must not let u reach a class of weight 0
-    cumulative = torch.cumsum(weights, 0)[:last]
-
-    def weighted(_: Tensor, u: Tensor) -> Tensor:
-        return torch.bucketize(u, cumulative.to(u.device), right=True)
-
-    return weighted
+    return _Weighted(torch.cumsum(weights, 0)[:last])
 
 
 def _named_rule(name: str, classes: int) -> LabelRule:
     if name == "predicted":
-        return lambda y_hat, _: y_hat
+        return _predicted
     if name != "other":
         raise unknown_name("label rule", name, ["other", "predicted"])
     if classes < 2:
         raise InputError(f"labels='other' needs at least two classes; the pool has {classes}.")
+    return _Other(classes)
 
-    def other(y_hat: Tensor, u: Tensor) -> Tensor:
-        y_s = (u * (classes - 1)).long()  # uniform on L - 1 labels; skip over y_hat
+
+def _predicted(y_hat: Tensor, _: Tensor) -> Tensor:
+    """MI-PL: p_s(y) = 1 for y = y_hat."""
+    return y_hat
+
+
+@dataclass(frozen=True)
+class _Other:
+    """MI-OL: uniform on the L - 1 labels other than y_hat."""
+
+    classes: int
+
+    def __call__(self, y_hat: Tensor, u: Tensor) -> Tensor:
+        y_s = (u * (self.classes - 1)).long()  # 0..L-2; skip over y_hat
         return y_s + (y_s >= y_hat).long()
 
-    return other
+
+@dataclass(frozen=True)
+class _Weighted:
+    """Given class probabilities, whatever y_hat is."""
+
+    cumulative: Tensor
+
+    def __call__(self, _: Tensor, u: Tensor) -> Tensor:
+        return torch.bucketize(u, self.cumulative.to(u.device), right=True)
 
 
-def _checked_rule(rule: LabelRule, classes: int) -> LabelRule:
+@dataclass(frozen=True)
+class _Checked:
     """A caller's own rule, with its answers checked."""
 
-    def checked(y_hat: Tensor, u: Tensor) -> Tensor:
-        y_s = rule(y_hat, u)
+    rule: LabelRule
+    classes: int
+
+    def __call__(self, y_hat: Tensor, u: Tensor) -> Tensor:
+        y_s = self.rule(y_hat, u)
         if not isinstance(y_s, Tensor) or y_s.shape != u.shape or y_s.is_floating_point():
             seen = f"{y_s.dtype} of shape {tuple(y_s.shape)}" if isinstance(y_s, Tensor) else y_s
             raise InputError(
                 f"the labels function must return integers of shape {tuple(u.shape)}; saw {seen}."
             )
-        if bool((y_s < 0).any()) or bool((y_s >= classes).any()):
+        if bool((y_s < 0).any()) or bool((y_s >= self.classes).any()):
             raise InputError(
-                f"the labels function returned a label outside 0..{classes - 1}: it lies in "
+                f"the labels function returned a label outside 0..{self.classes - 1}: it lies in "
                 f"[{int(y_s.min())}, {int(y_s.max())}]."
             )
         return y_s.long()
-
-    return checked
 
 
 def gap(before: Tensor, after: Tensor, convention: Convention = "paper") -> Tensor:

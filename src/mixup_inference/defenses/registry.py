@@ -74,9 +74,9 @@ def _from_toml(value: Any) -> Any:
     if isinstance(value, Mapping):
         names: dict[str, type[Uniform | Beta]] = {"uniform": Uniform, "beta": Beta}
         for name, ends in value.items():
-            if name not in names or len(value) != 1 or len(ends) != 2:
-                break
-            return names[name](*ends)
+            pair = isinstance(ends, list | tuple) and len(ends) == 2
+            if pair and name in names and len(value) == 1:
+                return names[name](*ends)
         raise InputError(
             f"a ratio is a number, {{uniform = [low, high]}} or {{beta = [a, b]}}; saw {value}."
         )
@@ -95,6 +95,8 @@ class Preset:
         self, model: nn.Module, pool: Pool | None = None, **options: Unpack[Options]
     ) -> nn.Module:
         """Wrap a model in this row's defence."""
+        if self.kind == "none":
+            return model
         return make_defense(self.kind, model, pool, **self.settings, **options)
 
 

@@ -36,7 +36,7 @@ class RandomRotation(RandomizedInference):
 
     def _transform(self, x: Tensor, look: Tensor | None, draws: Draws) -> Tensor:  # noqa: ARG002
         angle = self.degrees * (2 * draws.uniform(0) - 1)
-        return rotate(x, angle.to(x.dtype), mode=self.mode)
+        return rotate(x, angle, mode=self.mode)
 
     def extra_repr(self) -> str:
         """What tells this defence from another."""
@@ -48,7 +48,7 @@ def rotate(x: Tensor, degrees: Tensor, *, mode: str = "bilinear") -> Tensor:
     rows, columns = pixel_axes(x)
     middle_y, middle_x = (x.shape[-2] - 1) / 2, (x.shape[-1] - 1) / 2
     dy, dx = rows - middle_y, columns - middle_x
-    angle = placed(degrees * (math.pi / 180))
+    angle = placed(degrees * (math.pi / 180)).to(rows.dtype)
     cos, sin = angle.cos(), angle.sin()
     return sample_at(
         x,

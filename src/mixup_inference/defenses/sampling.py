@@ -6,6 +6,8 @@ read there with one bilinear sampling. That is differentiable and has no loop ov
 
 from __future__ import annotations
 
+from numbers import Integral, Real
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -35,35 +37,44 @@ def sample_at(
     rows, columns = torch.broadcast_tensors(rows, columns)
     grid = torch.stack(((2 * columns + 1) / width - 1, (2 * rows + 1) / height - 1), dim=-1)
     out = functional.grid_sample(
-        x,
-        grid.flatten(1, 2).to(x.dtype),  # a sample's draws, stacked into one tall picture
+        x.to(rows.dtype),
+        grid.flatten(1, 2),  # a sample's draws, stacked into one tall picture
         mode=mode,
         padding_mode=outside,
         align_corners=False,
     )
-    draws: Tensor = out.unflatten(2, rows.shape[1:3])
+    draws: Tensor = out.to(x.dtype).unflatten(2, rows.shape[1:3])
     return draws.transpose(1, 2)
 
 
 def pixel_axes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The output's row numbers as a column and its column numbers as a row."""
+    """The output's row numbers as a column and its column numbers as a row.
+
+    In float32 at least: half precision cannot tell neighbouring pixels of a large image apart.
+    """
     height, width = x.shape[-2:]
-    rows = torch.arange(height, device=x.device, dtype=x.dtype)
-    columns = torch.arange(width, device=x.device, dtype=x.dtype)
+    kind = torch.promote_types(x.dtype, torch.float32)
+    rows = torch.arange(height, device=x.device, dtype=kind)
+    columns = torch.arange(width, device=x.device, dtype=kind)
     return rows[:, None], columns[None, :]
 
 
 def check_size(size: Size) -> Size:
     """A range of sizes: two whole numbers of pixels, or two fractions of the side."""
+    if not isinstance(size, tuple | list) or len(size) != 2:
+        raise InputError(f"size must be a pair (low, high); saw {size!r}.")
     low, high = size
-    pixels = isinstance(low, int) and isinstance(high, int)
-    if isinstance(low, bool) or isinstance(high, bool) or not 0 < low <= high:
-        raise InputError(f"size must be (low, high) with 0 < low <= high; saw {size}.")
-    if not pixels and not (isinstance(low, float) and isinstance(high, float) and high <= 1):
+    if all(isinstance(s, Integral) and not isinstance(s, bool) for s in size):
+        size = int(low), int(high)
+    elif all(isinstance(s, Real) and not isinstance(s, Integral) for s in size) and high <= 1:
+        size = float(low), float(high)
+    else:
         raise InputError(
             "size must be two whole numbers (pixels) or two fractions of the side, at most 1.0 "
             f"and written with a point; saw {size}."
         )
+    if not 0 < low <= high:
+        raise InputError(f"size must be (low, high) with 0 < low <= high; saw {size}.")
     return size
 
 

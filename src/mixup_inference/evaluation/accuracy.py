@@ -69,7 +69,8 @@ def evaluate(
     """The accuracy of a model or a defence on labelled images.
 
     A defence draws for each point from (its seed, ``stream``, the point's ``index``), so the
-    result does not depend on the batch size beyond rounding, and is the same every time.
+    result does not depend on the batch size beyond rounding, and is the same every time. A frozen
+    defence (``fresh=False``) is measured on its frozen draws, unless ``index`` is given.
 
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
     >>> evaluate(model, torch.rand(8, 1, 2, 2), torch.zeros(8, dtype=torch.long)).total
@@ -78,6 +79,7 @@ def evaluate(
     check_images(x)
     y = check_labels(y, count=x.shape[0])
     check_int(batch_size, what="batch_size", least=1)
+    frozen = index is None and isinstance(classifier, StochasticModule) and not classifier.fresh
     index = torch.arange(x.shape[0]) if index is None else index
     index = check_index(index, count=x.shape[0], device=x.device)
     device = device_of(classifier)
@@ -87,7 +89,8 @@ def evaluate(
         for rows in torch.arange(len(y)).split(batch_size):
             images_of_rows = x[rows].to(device)
             if isinstance(classifier, StochasticModule):
-                out = classifier(images_of_rows, index=index[rows], stream=stream)
+                positions = None if frozen else index[rows]
+                out = classifier(images_of_rows, index=positions, stream=stream)
             else:
                 out = logits_of(classifier, images_of_rows)
             check_labels(y[rows], count=len(rows), classes=out.shape[1])

@@ -33,7 +33,7 @@ from mixup_inference.files import (
     write_json,
     write_tensors,
 )
-from mixup_inference.models import create_model, load_weights
+from mixup_inference.models import create_model, fill_weights, read_checkpoint
 from mixup_inference.pool import Pool
 from mixup_inference.progress import SILENT, Progress
 from mixup_inference.training import LAST, Epoch, train
@@ -106,6 +106,17 @@ class Experiment:
         train_part = self.points["train"]
         return Pool(train_part.images, train_part.labels, classes=train_part.classes)
 
+    def check(self) -> None:
+        """Try every row's defence on one image with a model that knows nothing.
+
+        So a setting that does not fit the images, or a class without training images, is found
+        before anything is trained.
+        """
+        points = self.points["train"]
+        for row in self.spec.rows:
+            blank = _Blank(points.classes)
+            make_defense(row.defense, blank, self.pool, **row.settings)(points.pixels[:1])
+
     # Training
 
     def model_identity(self, name: str) -> dict[str, Any]:
@@ -141,13 +152,7 @@ class Experiment:
             channels=points.images.shape[1],
             seed=self.spec.seed,
         )
-        try:
-            done = load_weights(model, folder / LAST)["epochs_done"]
-        except InputError as error:
-            done = 0
-            if (folder / LAST).exists():
-                self.listener.warn(f"{error} Training {name} again.")
-                (folder / LAST).unlink()
+        done = self._epochs_done(name, model)
         if done < recipe.epochs:
             from lightning_fabric import Fabric  # noqa: PLC0415 (takes seconds to import)
 
@@ -163,8 +168,28 @@ class Experiment:
             )
         return model.to(self.device).eval(), done == recipe.epochs
 
+    def _epochs_done(self, name: str, model: nn.Module) -> int:
+        """Fill the model with its checkpoint, if there is one and it is the right one."""
+        path = self.model_folder(name) / LAST
+        if not path.exists():
+            return 0
+        expected = self.model_identity(name)
+        try:
+            tensors, header = read_checkpoint(path)
+            for key in ("recipe", "data"):
+                if fingerprint(header.get(key)) != fingerprint(expected[key]):
+                    raise InputError(f"{path} belongs to another training (its {key} differs).")
+            done = int(header["epochs_done"])
+            fill_weights(model, tensors, path)
+            return done
+        except (InputError, KeyError, TypeError) as error:
+            self.listener.warn(f"{error} Training {name} again.")
+            path.unlink()
+            return 0
+
     def history(self, name: str) -> list[Epoch]:
         """The epochs of a trained model."""
+        self.model(name)
         _, header = read_tensors(self.model_folder(name) / LAST)
         return [Epoch(**epoch) for epoch in header["history"]]
 
@@ -287,6 +312,18 @@ class Experiment:
             self.listener.warn(f"{path} is damaged ({error}); measuring that cell again.")
             return None
         return accuracy
+
+
+class _Blank(nn.Module):
+    """A classifier that finds all classes equally likely."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zero logits."""
+        return x.new_zeros(x.shape[0], self.classes)
 
 
 def _versions() -> dict[str, str]:

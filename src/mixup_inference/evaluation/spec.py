@@ -13,12 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import nn
 
 from mixup_inference.datasets import DATASETS
-from mixup_inference.defenses import make_defense
+from mixup_inference.defenses import make_defense, settings_of
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.models import MODELS
 from mixup_inference.pool import Pool
 from mixup_inference.training import Recipe
 
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -27,7 +28,7 @@ NotNegative = Annotated[int, Field(ge=0)]
 class _Table(BaseModel):
     """A TOML table in which an unknown key is an error that names the nearest known one."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -109,6 +110,14 @@ class AttackSpec(_Table):
     )
     labels: Literal["true", "predicted"] = "true"
 
+    @model_validator(mode="after")
+    def _no_duplicates(self) -> AttackSpec:
+        for name in ("steps", "modes"):
+            values = list(getattr(self, name))
+            if len(set(values)) < len(values):
+                raise InputError(f"{name} has duplicates; saw {values}.")
+        return self
+
 
 class RowSpec(_Table):
     """One row of the table: a model and a defence; further keys are the defence's settings."""
@@ -124,11 +133,21 @@ class RowSpec(_Table):
         """The defence's settings."""
         return dict(self.model_extra or {})
 
+    @model_validator(mode="before")
+    @classmethod
+    def _known_settings(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            defense = value.get("defense", "none")
+            common = {"seed", "fresh", "draws"}
+            known = (settings_of(defense) - common) | cls.model_fields.keys()
+            for key in value.keys() - known:
+                if key in common:
+                    raise InputError(f"{key} belongs to the whole experiment, not to a row.")
+                raise unknown_name(f"key of a row with the defence {defense!r}:", key, known)
+        return value
+
     @model_validator(mode="after")
     def _valid(self) -> RowSpec:
-        for key in ("seed", "fresh", "draws"):
-            if key in self.settings:
-                raise InputError(f"{key} belongs to the whole experiment, not to a row.")
         pool = Pool(torch.zeros(2, 1, 64, 64), torch.tensor([0, 1]))
         make_defense(self.defense, nn.Identity(), pool, **self.settings)
         return self
@@ -137,15 +156,15 @@ class RowSpec(_Table):
 class Spec(_Table):
     """A whole experiment: train, attack, defend, measure, report."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Name
     title: str
-    seed: NotNegative = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     draws: Count = 30
     batch_size: Count = 250
     data: DataSpec
     network: NetworkSpec
     training: TrainingSpec = TrainingSpec()
-    models: Annotated[dict[str, TrainingSpec], Field(min_length=1)]
+    models: Annotated[dict[Name, TrainingSpec], Field(min_length=1)]
     attack: AttackSpec
     rows: Annotated[tuple[RowSpec, ...], Field(min_length=1)]
 
@@ -186,7 +205,7 @@ def load_spec(name_or_path: str) -> Spec:
     else:
         raise unknown_name("experiment", name_or_path, shipped)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the spec {path}: {error}.") from None
     return parse_spec(text, source=str(name_or_path))

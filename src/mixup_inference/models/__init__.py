@@ -1,6 +1,7 @@
 """Networks, and their weights on disk."""
 
 from mixup_inference.models.checkpoint import (
+    fill_weights,
     load_checkpoint,
     load_weights,
     read_checkpoint,
@@ -11,6 +12,7 @@ from mixup_inference.models.registry import MODELS, create_model
 __all__ = [
     "MODELS",
     "create_model",
+    "fill_weights",
     "load_checkpoint",
     "load_weights",
     "read_checkpoint",

@@ -37,15 +37,18 @@ def load_checkpoint(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
             f"{path} does not say which architecture it holds; build the model yourself and "
             "use load_weights(model, path)."
         )
-    model = create_model(**config)
-    _fill(model, tensors, path)
+    try:
+        model = create_model(**config)
+    except (TypeError, InputError) as error:
+        raise InputError(f"{path} names an architecture that is not here: {error}") from None
+    fill_weights(model, tensors, path)
     return model.eval(), header
 
 
 def load_weights(model: nn.Module, path: str | Path) -> dict[str, Any]:
     """Fill a model that you built with a checkpoint's weights; returns the header."""
     tensors, header = read_checkpoint(path)
-    _fill(model, tensors, path)
+    fill_weights(model, tensors, path)
     return header
 
 
@@ -59,7 +62,8 @@ def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]
     return tensors, header
 
 
-def _fill(model: nn.Module, tensors: dict[str, Tensor], path: str | Path) -> None:
+def fill_weights(model: nn.Module, tensors: dict[str, Tensor], path: str | Path) -> None:
+    """Put a checkpoint's weights into a model, or say where they do not fit."""
     weights = {
         name.removeprefix(_WEIGHTS): tensor
         for name, tensor in tensors.items()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from mixup_inference.checks import check_int
+
 
 class SmallCNN(nn.Module):
     """Three 3x3 convolutions with batch norm, the second halving the side, then a mean and fc.
@@ -13,6 +15,7 @@ class SmallCNN(nn.Module):
 
     def __init__(self, *, classes: int, channels: int, width: int = 32) -> None:
         super().__init__()
+        check_int(width, what="width", least=1)
         self.features = nn.Sequential(
             _convolution(channels, width),
             _convolution(width, 2 * width, stride=2),

@@ -39,6 +39,8 @@ def overview(results: dict[str, Any]) -> str:
                 label=column[0].upper() + column[1:],
             )
         axes.set_yticks(range(len(rows)), [row["title"] for row in rows])
+        for label in axes.get_yticklabels():
+            label.set_parse_math(False)  # a dollar sign in a title is a dollar sign
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_xlim(-1, 101)
         axes.set_xlabel("Accuracy (%), with 95% intervals")

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from mixup_inference.checks import as_pixels, check_images, check_labels
-from mixup_inference.classifier import device_of, logits_of
+from mixup_inference.classifier import device_of, dtype_of, logits_of
 from mixup_inference.datasets import random_order
+from mixup_inference.draws import derive_seed
 from mixup_inference.errors import InputError, TrainingDivergedError
 from mixup_inference.files import fingerprint, hash_tensors
 from mixup_inference.models import read_checkpoint, save_checkpoint
@@ -56,24 +57,26 @@ def train(
     The same seed gives the same weights. With a ``folder``, the state is written after every
     epoch (``last.safetensors``, and ``best.safetensors`` when there is validation data), and a
     later call with the same arguments goes on from there to the same result as without the
-    interruption.
+    interruption, whatever weights the model holds by then.
 
     Args:
         model: from NCHW images in [0, 1] to logits; the number of classes is read off its output.
         images: NCHW, uint8 or float in [0, 1].
         labels: one integer per image.
-        recipe: a ``Recipe``, or the name of an objective for the paper's settings.
+        recipe: a ``Recipe``, or the name of an objective for the paper's settings of it.
         validation: images and labels on which ``best`` is chosen.
         folder: where the state goes; None keeps nothing.
         fabric: a configured ``lightning_fabric.Fabric``, for another device or precision.
         progress: where to report.
     """
-    recipe = Recipe(objective=recipe) if isinstance(recipe, str) else recipe  # type: ignore[arg-type]
-    if images.dtype != torch.uint8:
-        check_images(images, what="images")
+    recipe = Recipe.of_paper(recipe) if isinstance(recipe, str) else recipe
+    images = _checked(images, "images")
+    if validation is not None:
+        _checked(validation[0], "validation images")
+        check_labels(validation[1], count=len(validation[0]), what="validation labels")
     fabric = fabric or _cpu_fabric()
     model = model.to(fabric.device)
-    classes = _count_classes(model, as_pixels(images[:2].to(fabric.device)))
+    classes = _count_classes(model, as_pixels(images[:2].to(fabric.device), dtype_of(model)))
     labels = check_labels(labels, count=images.shape[0], classes=classes, what="labels")
     optimizer = torch.optim.SGD(
         model.parameters(),
@@ -82,14 +85,20 @@ def train(
         weight_decay=recipe.weight_decay,
     )
     job = _Job(recipe, fabric, model, optimizer, images, labels, classes)
-    identity = {"recipe": asdict(recipe), "data": hash_tensors(images, labels)}
+    identity = {
+        "recipe": asdict(recipe),
+        "data": hash_tensors(images, labels),
+        "validation": None if validation is None else hash_tensors(*validation),
+        "weights": fingerprint({n: list(t.shape) for n, t in model.state_dict().items()}),
+    }
     history = _resume(folder, job, identity)
     wrapped, wrapped_optimizer = fabric.setup(model, optimizer)
     batches = math.ceil(len(labels) / recipe.batch_size)
     with progress.task(f"train {recipe.objective}", total=recipe.epochs * batches) as task:
         task.advance(len(history) * batches)
         for epoch in range(len(history), recipe.epochs):
-            done = _run_epoch(job, wrapped, wrapped_optimizer, epoch, task)
+            with torch.random.fork_rng(devices=_devices(fabric)):
+                done = _run_epoch(job, wrapped, wrapped_optimizer, epoch, task)
             if validation is not None:
                 done = Epoch(
                     **(asdict(done) | {"validation_accuracy": _accuracy(model, *validation)})
@@ -113,10 +122,24 @@ class _Job:
     classes: int
 
 
+def _checked(images: Tensor, what: str) -> Tensor:
+    """Images as uint8 or float in [0, 1], NCHW, at least one."""
+    if isinstance(images, Tensor) and images.dtype == torch.uint8:
+        check_images(images[:1].float() / 255, what=what)
+    else:
+        check_images(images, what=what)
+    return images
+
+
 def _cpu_fabric() -> Fabric:
     from lightning_fabric import Fabric  # noqa: PLC0415 (takes seconds to import)
 
     return Fabric(accelerator="cpu", devices=1)
+
+
+def _devices(fabric: Fabric) -> list[torch.device]:
+    """The devices besides the CPU whose random state a model's dropout may move."""
+    return [fabric.device] if fabric.device.type == "cuda" else []
 
 
 def _count_classes(model: nn.Module, x: Tensor) -> int:
@@ -133,6 +156,7 @@ def _run_epoch(job: _Job, model: Any, optimizer: Any, epoch: int, task: Task) ->
     total = torch.zeros(2, device=job.fabric.device)
     model.train()
     for number, index in enumerate(batches):
+        torch.manual_seed(derive_seed(recipe.seed, "dropout", epoch, number))
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(recipe, epoch * len(batches) + number, len(batches))
         examples = _examples(job, index, epoch)
@@ -158,7 +182,7 @@ def _examples(job: _Job, index: Tensor, epoch: int) -> Examples:
     """The rows of the data as the objective wants them."""
     recipe, device = job.recipe, job.fabric.device
     x = augment(
-        as_pixels(job.images[index].to(device)),
+        as_pixels(job.images[index].to(device), dtype_of(job.model)),
         index.to(device),
         epoch=epoch,
         seed=recipe.seed,
@@ -173,7 +197,7 @@ def _accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     right, device = 0, device_of(model)
     with torch.no_grad():
         for x, y in zip(images.split(512), labels.split(512), strict=True):
-            predicted = logits_of(model, as_pixels(x.to(device))).argmax(1)
+            predicted = logits_of(model, as_pixels(x.to(device), dtype_of(model))).argmax(1)
             right += int((predicted.cpu() == y.cpu()).sum())
     return right / len(labels)
 
@@ -214,8 +238,13 @@ def _resume(folder: str | Path | None, job: _Job, identity: dict[str, Any]) -> l
 
 def _difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
     """In words, where two identities differ."""
-    if theirs["data"] != ours["data"]:
-        return "other data"
+    for name, words in (
+        ("data", "data"),
+        ("validation", "validation data"),
+        ("weights", "network"),
+    ):
+        if theirs[name] != ours[name]:
+            return f"other {words}"
     old, new = theirs["recipe"] or {}, ours["recipe"]
     names = [n for n in new if fingerprint(old.get(n)) != fingerprint(new[n])]
     return ", ".join(f"{n} {old.get(n)} instead of {new[n]}" for n in names)

@@ -17,13 +17,13 @@ SCHEDULES = ("step", "one-cycle")
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of a training run. The defaults are those of the paper (Section 4.1).
+    """Settings of a training run. The defaults are the paper's for mixup (Section 4.1).
 
     Attributes:
         objective: "erm", "mixup", "at" (adversarial training) or "iat" (interpolated AT).
         epochs: passes over the data.
         batch_size: clean images a step; the adversarial objectives add as many adversarial ones.
-        lr: the highest learning rate (0.01 in the paper; 0.1 for interpolated AT).
+        lr: the highest learning rate (the paper has 0.1 for interpolated AT, see ``of_paper``).
         momentum: of SGD.
         weight_decay: 0, as in the published code.
         schedule: "step" multiplies by 0.1 at ``milestones``; "one-cycle" rises linearly over the
@@ -72,7 +72,15 @@ class Recipe:
             check_number(getattr(self, name), what=name, least=0, most=1)
         for name in ("weight_decay", "eps", "step"):
             check_number(getattr(self, name), what=name, least=0)
+        for milestone in self.milestones:
+            check_number(milestone, what="a milestone, a fraction of the epochs,", least=0, most=1)
         check_int(self.seed, what="seed", least=0)
+
+    @classmethod
+    def of_paper(cls, objective: str) -> Recipe:
+        """The paper's settings for an objective."""
+        lr = 0.1 if objective == "iat" else 0.01
+        return cls(objective=objective, lr=lr)  # type: ignore[arg-type]
 
 
 def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
