@@ -26,7 +26,7 @@ def parts():
 @pytest.fixture(scope="session")
 def trained(parts):
     """A mixup-trained network that is right on most test points."""
-    model = create_model("small_cnn", classes=10, channels=1, width=8)
+    model = create_model("small_cnn", 10, channels=1, width=8)
     recipe = Recipe(epochs=25, batch_size=64, lr=0.2, schedule="one-cycle")
     train(model, parts["train"].images, parts["train"].labels, recipe)
     return model

@@ -17,7 +17,7 @@ def path(tmp_path):
 
 
 def test_round_trip(path):
-    model = create_model("small_cnn", classes=4, channels=3, width=5, seed=3)
+    model = create_model("small_cnn", 4, channels=3, width=5, seed=3)
     save_checkpoint(path, model, note="hello")
     loaded, header = load_checkpoint(path)
     assert header["note"] == "hello"
@@ -28,7 +28,7 @@ def test_round_trip(path):
 
 @pytest.mark.usefixtures("same_global_state")
 def test_fresh_weights_depend_on_the_seed_only():
-    a, b, c = (create_model("small_cnn", classes=4, seed=s) for s in (0, 0, 1))
+    a, b, c = (create_model("small_cnn", 4, seed=s) for s in (0, 0, 1))
     assert torch.equal(a.classifier.weight, b.classifier.weight)
     assert not torch.equal(a.classifier.weight, c.classifier.weight)
 
@@ -39,7 +39,7 @@ class Bomb:
 
 
 def test_foreign_and_damaged_files_are_refused_without_running_anything(path, capsys):
-    model = create_model("small_cnn", classes=4)
+    model = create_model("small_cnn", 4)
     save_checkpoint(path, model)
     whole = path.read_bytes()
     cases = {
@@ -73,9 +73,9 @@ def test_strangers_safetensors_are_named_as_such(path):
 
 
 def test_weights_of_another_network_are_listed(path):
-    save_checkpoint(path, create_model("small_cnn", classes=4))
+    save_checkpoint(path, create_model("small_cnn", 4))
     with pytest.raises(InputError, match=r"of another shape \['classifier.bias'"):
-        load_weights(create_model("small_cnn", classes=5), path)
+        load_weights(create_model("small_cnn", 5), path)
     with pytest.raises(InputError, match=r"missing \['bias', 'weight'\]"):
         load_weights(torch.nn.Linear(2, 2), path)
     save_checkpoint(path, torch.nn.Linear(2, 2))
@@ -96,9 +96,9 @@ def test_tied_weights_and_strange_headers(path):
 
 def test_unknown_models():
     with pytest.raises(InputError, match="did you mean 'small_cnn'"):
-        create_model("smal_cnn", classes=2)
+        create_model("smal_cnn", 2)
     with pytest.raises(InputError, match="does not take"):
-        create_model("small_cnn", classes=2, depth=3)
+        create_model("small_cnn", 2, depth=3)
 
 
 def test_a_failed_write_leaves_no_file_behind(path, monkeypatch):
@@ -107,5 +107,5 @@ def test_a_failed_write_leaves_no_file_behind(path, monkeypatch):
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(OSError, match="No space"):
-        save_checkpoint(path, create_model("small_cnn", classes=4))
+        save_checkpoint(path, create_model("small_cnn", 4))
     assert list(path.parent.iterdir()) == []

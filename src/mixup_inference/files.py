@@ -60,8 +60,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
         save_file(plain, temporary, metadata={"json": json.dumps(header, allow_nan=False)})
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what ``write_tensors`` wrote. No pickle is involved, so nothing in it can run."""
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Any]:
+    """The tensors of any safetensors file, and our JSON header (None in other people's files).
+
+    No pickle is involved, so nothing in it can run.
+    """
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415
 
     try:
@@ -75,10 +78,16 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"{path} is not a readable safetensors file ({error}). It may be truncated or of "
             "another format; convert it with safetensors.torch.save_file, or make it anew."
         ) from None
+    return tensors, header
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what ``write_tensors`` wrote."""
+    tensors, header = read_safetensors(path)
     if not isinstance(header, dict):
         raise InputError(
             f"{path} was not written by mixup-inference: it carries no header of ours. "
-            "Load its tensors with safetensors and hand the model over in Python."
+            "Build the model and use load_weights(model, path)."
         )
     return tensors, header
 

@@ -16,7 +16,7 @@ FAST = Recipe(objective="erm", epochs=4, batch_size=50, lr=0.1, schedule="one-cy
 
 
 def fresh():
-    return create_model("small_cnn", classes=10, channels=1, width=4)
+    return create_model("small_cnn", 10, channels=1, width=4)
 
 
 def weights(model):
@@ -152,7 +152,7 @@ def test_a_folder_of_another_training_is_refused(parts, tmp_path):
         train(fresh(), data[0][:50], data[1][:50], FAST, folder=tmp_path)
     with pytest.raises(InputError, match="other validation data"):
         train(fresh(), *data, FAST, folder=tmp_path, validation=data)
-    wider = create_model("small_cnn", classes=10, channels=1, width=5)
+    wider = create_model("small_cnn", 10, channels=1, width=5)
     with pytest.raises(InputError, match="other network"):
         train(wider, *data, FAST, folder=tmp_path)
 

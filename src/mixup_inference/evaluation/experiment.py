@@ -148,7 +148,7 @@ class Experiment:
         points = self.points["train"]
         model = create_model(
             **self.spec.network.model_dump(),
-            classes=points.classes,
+            num_classes=points.classes,
             channels=points.images.shape[1],
             seed=self.spec.seed,
         )

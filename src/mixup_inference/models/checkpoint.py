@@ -1,18 +1,28 @@
-"""Weights on disk: one safetensors file with a JSON header, read without pickle."""
+"""Weights on disk: ours (safetensors with a JSON header) and other people's, without pickle.
+
+Ours say what they are: architecture, normalisation, recipe. Other people's are safetensors or
+torch files, read with ``weights_only``, under whatever prefix and wrapper they come.
+"""
 
 from __future__ import annotations
 
+import pickle
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from mixup_inference.errors import InputError
-from mixup_inference.files import read_tensors, write_tensors
-from mixup_inference.models.registry import create_model
+from mixup_inference.files import read_safetensors, read_tensors, write_tensors
+from mixup_inference.models.registry import closest_model, create_model
 
 FORMAT = 1
 _WEIGHTS = "model."
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "weights")
+_PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "backbone.")
 
 
 def save_checkpoint(
@@ -29,7 +39,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
-    """The model of a checkpoint, in eval mode, and the checkpoint's header."""
+    """The model of a checkpoint of ours, in eval mode, and the checkpoint's header."""
     tensors, header = read_checkpoint(path)
     config = header.get("architecture")
     if not isinstance(config, dict):
@@ -45,15 +55,8 @@ def load_checkpoint(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     return model.eval(), header
 
 
-def load_weights(model: nn.Module, path: str | Path) -> dict[str, Any]:
-    """Fill a model that you built with a checkpoint's weights; returns the header."""
-    tensors, header = read_checkpoint(path)
-    fill_weights(model, tensors, path)
-    return header
-
-
 def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """All tensors of a checkpoint and its header, checked to be of our format."""
+    """All tensors of a checkpoint of ours and its header."""
     tensors, header = read_tensors(Path(path))
     if header.get("format") != FORMAT:
         raise InputError(
@@ -62,19 +65,85 @@ def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]
     return tensors, header
 
 
-def fill_weights(model: nn.Module, tensors: dict[str, Tensor], path: str | Path) -> None:
-    """Put a checkpoint's weights into a model, or say where they do not fit."""
+def fill_weights(model: nn.Module, tensors: Mapping[str, Tensor], path: str | Path) -> None:
+    """Put the weights of a checkpoint of ours into a model, or say where they do not fit."""
     weights = {
         name.removeprefix(_WEIGHTS): tensor
         for name, tensor in tensors.items()
         if name.startswith(_WEIGHTS)
     }
+    _fill(model, weights, path)
+
+
+def load_weights(model: nn.Module, path: str | Path) -> None:
+    """Fill a model that you built with the weights of a file: ours, safetensors, or torch's.
+
+    Wrappers such as ``{"state_dict": ...}`` and prefixes such as ``module.`` are recognised. A
+    torch file is read with ``weights_only``: nothing in it can run.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"there is no file {path}.")
+    with path.open("rb") as file:
+        start = file.read(9)
+    if start[8:9] == b"{":  # safetensors: eight bytes of length, then JSON
+        tensors, header = read_safetensors(path)
+        if isinstance(header, dict) and header.get("format") == FORMAT:
+            fill_weights(model, tensors, path)
+            return
+    else:
+        tensors = _read_torch(path)
+    _fill(model, _without_prefix(tensors), path)
+
+
+def _read_torch(path: Path) -> dict[str, Tensor]:
+    """The state dict of a torch file, out of its wrapper if it has one."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, zipfile.BadZipFile):
+        raise InputError(
+            f"{path} is neither safetensors nor a torch file of plain tensors. It may be "
+            "truncated, or hold Python objects, which are never loaded: save its state_dict."
+        ) from None
+    for wrapper in _WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
+            content = content[wrapper]
+            break
+    if not isinstance(content, Mapping) or not content:
+        raise InputError(f"{path} holds no state_dict; saw {type(content).__name__}.")
+    tensors = {name: value for name, value in content.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise InputError(f"{path} holds no tensors; saw the keys {sorted(content)[:10]}.")
+    return tensors
+
+
+def _without_prefix(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Take off the prefixes that all names share."""
+    names = dict(tensors)
+    while prefix := next((p for p in _PREFIXES if all(n.startswith(p) for n in names)), None):
+        names = {name.removeprefix(prefix): tensor for name, tensor in names.items()}
+    return names
+
+
+def _fill(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path) -> None:
+    """Load the weights, all of them and into all of the model, or say where they do not fit."""
     own = model.state_dict()
+    counters = {name: own[name] for name in own if name.endswith("num_batches_tracked")}
+    weights = {**counters, **weights}  # old files lack these counters, which inference ignores
     missing, unexpected = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
     reshaped = [n for n in own.keys() & weights.keys() if own[n].shape != weights[n].shape]
     if missing or unexpected or reshaped:
+        near = closest_model(weights)
+        hint = f" The weights look like those of {near!r}." if near else ""
         raise InputError(
-            f"{path} does not fit the model: missing {missing or 'nothing'}, unexpected "
-            f"{unexpected or 'nothing'}, of another shape {sorted(reshaped) or 'nothing'}."
+            f"{path} does not fit the model: missing {_some(missing)}, unexpected "
+            f"{_some(unexpected)}, of another shape {_some(sorted(reshaped))}.{hint}"
         )
     model.load_state_dict(weights)
+
+
+def _some(names: list[str]) -> str:
+    """The first few names of a list, and how many there are."""
+    if not names:
+        return "nothing"
+    return f"{names[:6]}" + (f" and {len(names) - 6} more" if len(names) > 6 else "")

@@ -6,20 +6,38 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.models.resnet import (
+    OfficialResNet50,
+    PreActResNet18,
+    ResNet20,
+    ResNet32,
+    ResNet44,
+    ResNet56,
+)
 from mixup_inference.models.small_cnn import SmallCNN
 
-MODELS: Mapping[str, Callable[..., nn.Module]] = {"small_cnn": SmallCNN}
+MODELS: Mapping[str, Callable[..., nn.Module]] = {
+    "small_cnn": SmallCNN,
+    "resnet20": ResNet20,
+    "resnet32": ResNet32,
+    "resnet44": ResNet44,
+    "resnet56": ResNet56,
+    "preact_resnet18": PreActResNet18,
+    "official_resnet50": OfficialResNet50,
+}
 
 
 def create_model(
-    name: str, *, classes: int, channels: int = 3, seed: int = 0, **settings: Any
+    name: str, num_classes: int, *, channels: int = 3, seed: int = 0, **settings: Any
 ) -> nn.Module:
     """A network with fresh weights that depend on ``seed`` only; the global state is untouched.
 
-    >>> create_model("small_cnn", classes=10, channels=1).config["name"]
+    Settings that every network takes: ``mean`` and ``std`` of the pixels, which it normalises by.
+
+    >>> create_model("small_cnn", 10, channels=1).config["name"]
     'small_cnn'
     """
     if name not in MODELS:
@@ -27,10 +45,28 @@ def create_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model = MODELS[name](classes=classes, channels=channels, **settings)
+            model = MODELS[name](classes=num_classes, channels=channels, **settings)
         except TypeError as error:
             raise InputError(f"the model {name!r} does not take {settings}: {error}.") from None
     # What it takes to build the same network again; it travels with the weights.
-    config = {"name": name, "classes": classes, "channels": channels, **settings}
+    config = {"name": name, "num_classes": num_classes, "channels": channels, **settings}
     object.__setattr__(model, "config", config)
     return model
+
+
+def closest_model(weights: Mapping[str, Tensor]) -> str | None:
+    """The name of the network that shares the most parameters (names and shapes) with these.
+
+    None when no network shares as much as half of them.
+    """
+    theirs = {(name, tuple(tensor.shape)) for name, tensor in weights.items()}
+    matrices = [tensor for tensor in weights.values() if tensor.ndim == 2]
+    classes = matrices[-1].shape[0] if matrices else 10
+    shares = {}
+    for name, build in MODELS.items():
+        with torch.device("meta"):
+            own = build(classes=classes, channels=3).state_dict()
+        ours = {(key, tuple(tensor.shape)) for key, tensor in own.items()}
+        shares[name] = len(ours & theirs) / max(len(ours), len(theirs), 1)
+    best = max(shares, key=lambda name: shares[name])
+    return best if shares[best] >= 0.5 else None

@@ -1,0 +1,49 @@
+"""What our networks share: pixels in [0, 1] come in and are normalised inside."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from mixup_inference.checks import check_int
+from mixup_inference.errors import InputError
+
+PerChannel = float | Sequence[float]
+
+
+class ImageClassifier(nn.Module, ABC):
+    """A network on (x - mean) / std, with mean and std per channel or common to all.
+
+    The two are settings, not weights: they are kept out of the ``state_dict``, whose names stay
+    those of published checkpoints, and travel in the header of our own.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, *, channels: int, mean: PerChannel, std: PerChannel) -> None:
+        super().__init__()
+        check_int(channels, what="channels", least=1)
+        for name, value in (("mean", mean), ("std", std)):
+            numbers = [float(v) for v in (value if isinstance(value, Sequence) else [value])]
+            if len(numbers) not in (1, channels):
+                raise InputError(f"{name} must be one number or {channels}; saw {value}.")
+            if name == "std" and min(numbers) <= 0:
+                raise InputError(f"std must be positive; saw {value}.")
+            self.register_buffer(name, torch.tensor(numbers).view(1, -1, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits, shape (batch, classes), from pixels in [0, 1]."""
+        return self.logits((x - self.mean) / self.std)
+
+    @abstractmethod
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits from normalised pixels."""
+
+
+def convolution(channels: int, width: int, *, stride: int = 1, size: int = 3) -> nn.Conv2d:
+    """A convolution that keeps the side (but for the stride) and leaves the bias to batch norm."""
+    return nn.Conv2d(channels, width, size, stride=stride, padding=size // 2, bias=False)

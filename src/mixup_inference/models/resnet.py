@@ -1,0 +1,205 @@
+"""Residual networks for 32x32 images (He et al., 2016).
+
+Parameter names are those of the widely used public checkpoints: ``resnet20`` to ``resnet56`` with
+option-A shortcuts, ``preact_resnet18``, and ``official_resnet50``, the network that the paper's
+published code really used under the name ResNet-50.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+from torch.nn.functional import pad, relu
+
+from mixup_inference.models.base import ImageClassifier, PerChannel, convolution
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions; the shortcut drops every other pixel and pads channels (option A)."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = convolution(channels, width, stride=stride)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = convolution(width, width)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.stride, self.missing = stride, width - channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
+        out = self.bn2(self.conv2(relu(self.bn1(self.conv1(x)))))
+        front = self.missing // 2
+        shortcut = pad(
+            x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, front, self.missing - front)
+        )
+        return relu(out + shortcut)
+
+
+class CifarResNet(ImageClassifier):
+    """ResNet-20/32/44/56 of He et al., Section 4.2: widths 16, 32, 64 and n blocks of each."""
+
+    blocks: ClassVar[int]
+
+    def __init__(
+        self,
+        *,
+        classes: int,
+        channels: int = 3,
+        mean: PerChannel = 0.5,
+        std: PerChannel = 0.5,
+    ) -> None:
+        super().__init__(channels=channels, mean=mean, std=std)
+        self.conv1 = convolution(channels, 16)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.layer1 = self._stage(16, 16, 1)
+        self.layer2 = self._stage(16, 32, 2)
+        self.layer3 = self._stage(32, 64, 2)
+        self.linear = nn.Linear(64, classes)
+
+    def _stage(self, channels: int, width: int, stride: int) -> nn.Sequential:
+        first = BasicBlock(channels, width, stride)
+        return nn.Sequential(first, *(BasicBlock(width, width, 1) for _ in range(self.blocks - 1)))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits from normalised pixels."""
+        x = relu(self.bn1(self.conv1(x)))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        out: Tensor = self.linear(x.mean((2, 3)))
+        return out
+
+
+class ResNet20(CifarResNet):
+    """0.27 M parameters."""
+
+    blocks = 3
+
+
+class ResNet32(CifarResNet):
+    """0.46 M parameters."""
+
+    blocks = 5
+
+
+class ResNet44(CifarResNet):
+    """0.66 M parameters."""
+
+    blocks = 7
+
+
+class ResNet56(CifarResNet):
+    """0.85 M parameters."""
+
+    blocks = 9
+
+
+class PreActBlock(nn.Module):
+    """Batch norm and ReLU before each convolution (He et al., 2016b)."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv1 = convolution(channels, width, stride=stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv2 = convolution(width, width)
+        self.shortcut = (
+            nn.Sequential(convolution(channels, width, stride=stride, size=1))
+            if stride != 1 or channels != width
+            else None
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
+        out = relu(self.bn1(x))
+        shortcut = x if self.shortcut is None else self.shortcut(out)
+        residual: Tensor = self.conv2(relu(self.bn2(self.conv1(out))))
+        return residual + shortcut
+
+
+class PreActResNet18(ImageClassifier):
+    """Pre-activation ResNet-18 with a 3x3 stem: 11.2 M parameters."""
+
+    def __init__(
+        self,
+        *,
+        classes: int,
+        channels: int = 3,
+        mean: PerChannel = 0.5,
+        std: PerChannel = 0.5,
+    ) -> None:
+        super().__init__(channels=channels, mean=mean, std=std)
+        self.conv1 = convolution(channels, 64)
+        self.layer1 = nn.Sequential(PreActBlock(64, 64, 1), PreActBlock(64, 64, 1))
+        self.layer2 = nn.Sequential(PreActBlock(64, 128, 2), PreActBlock(128, 128, 1))
+        self.layer3 = nn.Sequential(PreActBlock(128, 256, 2), PreActBlock(256, 256, 1))
+        self.layer4 = nn.Sequential(PreActBlock(256, 512, 2), PreActBlock(512, 512, 1))
+        self.bn = nn.BatchNorm2d(512)
+        self.linear = nn.Linear(512, classes)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits from normalised pixels."""
+        x = self.layer4(self.layer3(self.layer2(self.layer1(self.conv1(x)))))
+        out: Tensor = self.linear(relu(self.bn(x)).mean((2, 3)))
+        return out
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1 with ReLU after the sum; unlike He et al.'s it does not widen (expansion 1)."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = convolution(channels, width, size=1)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = convolution(width, width, stride=stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = convolution(width, width, size=1)
+        self.bn3 = nn.BatchNorm2d(width)
+        self.downsample = (
+            nn.Sequential(
+                convolution(channels, width, stride=stride, size=1), nn.BatchNorm2d(width)
+            )
+            if stride != 1 or channels != width
+            else None
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
+        out = relu(self.bn1(self.conv1(x)))
+        out = relu(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        return relu(out + (x if self.downsample is None else self.downsample(x)))
+
+
+class OfficialResNet50(ImageClassifier):
+    """The "ResNet-50" of the paper's code: three stages of five bottlenecks, 4.75 M parameters.
+
+    Its inputs are in [-1, 1], which the default mean and std give.
+    """
+
+    def __init__(
+        self,
+        *,
+        classes: int,
+        channels: int = 3,
+        mean: PerChannel = 0.5,
+        std: PerChannel = 0.5,
+    ) -> None:
+        super().__init__(channels=channels, mean=mean, std=std)
+        self.conv1 = convolution(channels, 64, size=5)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.layer1 = self._stage(64, 64, 1)
+        self.layer2 = self._stage(64, 128, 2)
+        self.layer3 = self._stage(128, 256, 2)
+        self.fc_dense = nn.Linear(256, classes)
+
+    @staticmethod
+    def _stage(channels: int, width: int, stride: int) -> nn.Sequential:
+        first = Bottleneck(channels, width, stride)
+        return nn.Sequential(first, *(Bottleneck(width, width, 1) for _ in range(4)))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits from normalised pixels."""
+        x = relu(self.bn1(self.conv1(x)))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        out: Tensor = self.fc_dense(x.mean((2, 3)))
+        return out
