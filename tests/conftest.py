@@ -20,7 +20,8 @@ torch.set_num_threads(1)  # the tests run in two processes
 
 @pytest.fixture(scope="session")
 def parts():
-    return split(load_dataset("digits"), {"test": 200, "calibration": 200}, seed=1, rest="train")
+    digits = load_dataset("digits").train
+    return split(digits, {"test": 200, "calibration": 200}, seed=1, rest="train")
 
 
 @pytest.fixture(scope="session")

@@ -57,6 +57,9 @@ class Common:
     device: str = "cpu"
     "cpu, cuda, mps, or auto for the fastest there is."
 
+    data_root: Path | None = None
+    "Where data sets are that are not embedded; by default $MIXUP_INFERENCE_DATA or ./data."
+
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False
     "Print nothing but errors."
 
@@ -100,7 +103,13 @@ def _work(stage: str, name: str, common: Common) -> None:
     spec = load_spec(name)
     console = Console(quiet=common.quiet)
     bars = SILENT if common.quiet else RichProgress(console if console.is_terminal else None)
-    experiment = Experiment(spec, common.output / spec.name, device=common.device, progress=bars)
+    experiment = Experiment(
+        spec,
+        common.output / spec.name,
+        device=common.device,
+        data_root=common.data_root,
+        progress=bars,
+    )
     experiment.check()
     listener = ConsoleListener(console, spec, experiment.columns)
     experiment.listener = listener

@@ -42,6 +42,14 @@ class LabelledImages:
         )
 
 
+@dataclass(frozen=True)
+class Dataset:
+    """A data set; ``test`` is None where there is no official division."""
+
+    train: LabelledImages
+    test: LabelledImages | None = None
+
+
 def random_order(count: int, *, seed: int, name: str) -> Tensor:
     """A random permutation of 0..count-1 that depends on the seed and the name only."""
     draws = Draws.once(make_key(seed, name), torch.arange(count))
@@ -49,9 +57,9 @@ def random_order(count: int, *, seed: int, name: str) -> Tensor:
 
 
 def split(
-    data: LabelledImages, sizes: Mapping[str, int], *, seed: int, rest: str
+    data: LabelledImages, sizes: Mapping[str, int], *, seed: int, rest: str | None = None
 ) -> dict[str, LabelledImages]:
-    """Disjoint random parts of the given sizes; what remains is called ``rest``.
+    """Disjoint random parts of the given sizes; what remains is called ``rest``, if it is wanted.
 
     >>> data = LabelledImages(
     ...     torch.zeros(9, 1, 2, 2), torch.arange(9) % 3, torch.arange(9), ("a", "b", "c"))
@@ -59,15 +67,30 @@ def split(
     {'test': 4, 'tuning': 2, 'train': 3}
     """
     wanted = sum(sizes.values())
-    if wanted >= len(data):
+    if wanted > len(data) or (rest is not None and wanted == len(data)):
+        remain = f" and some must remain for {rest!r}" if rest else ""
         raise InputError(
             f"the splits ask for {wanted} points ({dict(sizes)}), but the data set has only "
-            f"{len(data)} and some must remain for {rest!r}."
+            f"{len(data)}{remain}."
         )
     order = random_order(len(data), seed=seed, name="split")
     parts, start = {}, 0
     for name, size in sizes.items():
         parts[name] = data.take(order[start : start + size])
         start += size
-    parts[rest] = data.take(order[start:])
+    if rest is not None:
+        parts[rest] = data.take(order[start:])
     return parts
+
+
+def experiment_points(
+    data: Dataset, sizes: Mapping[str, int], *, seed: int
+) -> dict[str, LabelledImages]:
+    """Disjoint parts for an experiment: ``train``, and those of the given sizes.
+
+    With an official test set, all of the latter come from it and ``train`` is the official one;
+    otherwise ``train`` is what they leave over.
+    """
+    if data.test is None:
+        return split(data.train, sizes, seed=seed, rest="train")
+    return split(data.test, sizes, seed=seed) | {"train": data.train}

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mixup_inference import __version__
 from mixup_inference.attacks import pgd
-from mixup_inference.datasets import LabelledImages, load_dataset, split
+from mixup_inference.datasets import LabelledImages, experiment_points, load_dataset
 from mixup_inference.defenses import make_defense
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import InputError
@@ -74,12 +74,14 @@ class Experiment:
         folder: Path,
         *,
         device: str = "cpu",
+        data_root: Path | None = None,
         listener: Listener | None = None,
         progress: Progress = SILENT,
     ) -> None:
         self.spec = spec
         self.folder = folder
         self.device = check_device(device)
+        self.data_root = data_root
         self.listener = listener or Listener()
         self.progress = progress
         self._models: dict[str, nn.Module] = {}
@@ -98,7 +100,8 @@ class Experiment:
         """The disjoint parts of the data: test, tuning, calibration, train."""
         data = self.spec.data
         sizes = {"test": data.test, "tuning": data.tuning, "calibration": data.calibration}
-        return split(load_dataset(data.name), sizes, seed=self.spec.seed, rest="train")
+        dataset = load_dataset(data.name, self.data_root)
+        return experiment_points(dataset, sizes, seed=self.spec.seed)
 
     @cached_property
     def pool(self) -> Pool:
