@@ -104,6 +104,15 @@ class Experiment:
         return experiment_points(dataset, sizes, seed=self.spec.seed)
 
     @cached_property
+    def _train_hash(self) -> str:
+        return hash_tensors(self.points["train"].images, self.points["train"].labels)
+
+    @cached_property
+    def _test_hash(self) -> str:
+        test = self.points["test"]
+        return hash_tensors(test.images, test.labels, test.index)
+
+    @cached_property
     def pool(self) -> Pool:
         """The training images, which the defences draw from."""
         train_part = self.points["train"]
@@ -115,22 +124,21 @@ class Experiment:
         So a setting that does not fit the images, or a class without training images, is found
         before anything is trained.
         """
-        points = self.points["train"]
+        image = self.points["train"].take(torch.arange(1)).pixels
+        blank = _Blank(self.pool.classes)
         for row in self.spec.rows:
-            blank = _Blank(points.classes)
-            make_defense(row.defense, blank, self.pool, **row.settings)(points.pixels[:1])
+            make_defense(row.defense, blank, self.pool, **row.settings)(image)
 
     # Training
 
     def model_identity(self, name: str) -> dict[str, Any]:
         """Everything that determines a trained model."""
-        train_part = self.points["train"]
         return {
             "versions": _versions(),
             "device": self.device,
             "network": self.spec.network.model_dump(),
             "recipe": asdict(self.spec.recipe(name)),
-            "data": hash_tensors(train_part.images, train_part.labels),
+            "data": self._train_hash,
         }
 
     def model_folder(self, name: str) -> Path:
@@ -200,14 +208,13 @@ class Experiment:
 
     def examples_identity(self, name: str, mode: str) -> dict[str, Any]:
         """Everything that determines a set of adversarial examples."""
-        test = self.points["test"]
         return {
             "model": self.model_identity(name),
             "attack": self.spec.attack.model_dump(mode="json", exclude={"modes"}),
             "mode": mode,
             "batch_size": self.spec.batch_size,
             "seed": self._attack_seed,
-            "points": hash_tensors(test.images, test.labels, test.index),
+            "points": self._test_hash,
         }
 
     @property
@@ -267,9 +274,7 @@ class Experiment:
         points = self.points["test"]
         clean = column.mode == "clean"
         identity = {
-            "input": hash_tensors(points.images, points.labels, points.index)
-            if clean
-            else self.examples_identity(row.model, column.mode),
+            "input": self._test_hash if clean else self.examples_identity(row.model, column.mode),
             "model": self.model_identity(row.model),
             "steps": column.steps,
             "defense": row.defense,
