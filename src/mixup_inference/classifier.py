@@ -38,6 +38,7 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
             f"the model's weights are {dtype_of(model)}, the images {x.dtype}; convert one of "
             f"them ({error})."
         ) from error
+    out = getattr(out, "logits", out)  # the outputs of Hugging Face's image classifiers
     if not isinstance(out, Tensor):
         raise InputError(
             f"the model must return one tensor of logits; it returned {type(out).__name__}. "

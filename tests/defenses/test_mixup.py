@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import pickle
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -307,6 +308,11 @@ class Returns(nn.Module):
 def test_says_when_the_model_returns_something_else(model, words):
     with pytest.raises(InputError, match=words):
         MixupInference(model, POOL)(X)
+
+
+def test_an_output_that_carries_its_logits_is_fine():
+    wrapped = MixupInference(Returns(lambda z: SimpleNamespace(logits=z, loss=None)), POOL, draws=5)
+    assert torch.equal(wrapped(X, index=INDEX), make()(X, index=INDEX))
 
 
 def test_a_model_that_returns_log_probabilities_is_fine():
