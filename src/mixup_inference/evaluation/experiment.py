@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from mixup_inference.defenses import make_defense
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import InputError
 from mixup_inference.evaluation.accuracy import Accuracy, evaluate
+from mixup_inference.evaluation.listener import Column, Listener
+from mixup_inference.evaluation.places import check_device, make_folder
 from mixup_inference.evaluation.spec import RowSpec, Spec
 from mixup_inference.files import (
     fingerprint,
@@ -37,32 +39,6 @@ from mixup_inference.models import create_model, fill_weights, read_checkpoint
 from mixup_inference.pool import Pool
 from mixup_inference.progress import SILENT, Progress
 from mixup_inference.training import LAST, Epoch, train
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of the table: clean points, or PGD in one mode with a number of steps."""
-
-    mode: str
-    steps: int = 0
-
-    @property
-    def name(self) -> str:
-        """As in results.json."""
-        return self.mode if self.mode == "clean" else f"{self.mode} PGD-{self.steps}"
-
-
-class Listener:
-    """Is told what has been done; this one does not care."""
-
-    def made(self, what: str, *, reused: bool, seconds: float) -> None:
-        """A model or a set of adversarial examples is there."""
-
-    def cell(self, row: RowSpec, column: Column, accuracy: Accuracy, *, reused: bool) -> None:
-        """A cell of the table is there."""
-
-    def warn(self, message: str) -> None:
-        """Something was found broken and is made anew."""
 
 
 class Experiment:
@@ -336,31 +312,3 @@ class _Blank(nn.Module):
 
 def _versions() -> dict[str, str]:
     return {"mixup_inference": __version__, "torch": str(torch.__version__)}
-
-
-def check_device(device: str) -> str:
-    """A device that is there; "auto" is the first of cuda, mps, cpu that is."""
-    there = ["cpu"]
-    if torch.backends.mps.is_available():
-        there.insert(0, "mps")
-    if torch.cuda.is_available():
-        there.insert(0, "cuda")
-    if device == "auto":
-        return there[0]
-    if device not in there:
-        raise InputError(f"there is no device {device!r} here; available: {', '.join(there)}.")
-    return device
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder that can be written to, or say why not."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise InputError(
-            f"cannot write to the output folder {folder}: {error.strerror}. "
-            "Choose another with --output."
-        ) from None

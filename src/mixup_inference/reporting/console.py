@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from mixup_inference.evaluation.accuracy import Accuracy
-from mixup_inference.evaluation.experiment import Column, Listener
+from mixup_inference.evaluation.listener import Column, Listener
 from mixup_inference.evaluation.results import cell_entry
 from mixup_inference.evaluation.spec import RowSpec, Spec
 from mixup_inference.progress import Task
