@@ -24,10 +24,16 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def logits_of(model: nn.Module, x: Tensor) -> Tensor:
-    """F's logits for a batch, shape (batch, classes); clear words when it returns another thing."""
+def check_model(model: nn.Module) -> nn.Module:
+    """The base classifier must be a torch module."""
     if not isinstance(model, nn.Module):
         raise InputError(f"the model must be a torch nn.Module; saw {type(model).__name__}.")
+    return model
+
+
+def logits_of(model: nn.Module, x: Tensor) -> Tensor:
+    """F's logits for a batch, shape (batch, classes); clear words when it returns another thing."""
+    check_model(model)
     try:
         with eval_mode(model):
             out = model(x)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -85,9 +86,9 @@ class Draws:
         """A single draw for each sample; results have one column."""
         return cls(key, index, torch.zeros(1, dtype=torch.int64, device=index.device))
 
-    @property
+    @cached_property
     def state(self) -> Tensor:
-        """The hash of (key, index, k), shape (samples, draws)."""
+        """The hash of (key, index, k), which all slots share; shape (samples, draws)."""
         key = torch.tensor(self.key, dtype=torch.int64, device=self.index.device)
         return absorb(absorb(key, self.index)[:, None], self.k)
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mixup_inference.checks import check_images, check_index, check_int
-from mixup_inference.classifier import logits_of, refuse_probabilities
+from mixup_inference.classifier import check_model, logits_of, refuse_probabilities
 from mixup_inference.draws import Draws, make_key
-from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.errors import unknown_name
 
 #: Default size of a chunk, in pixels (channels included): 1,024 images of CIFAR's size.
 CHUNK_PIXELS = 1024 * 3 * 32 * 32
@@ -50,12 +50,10 @@ class StochasticModule(nn.Module, ABC):
 
     def __init__(self, model: nn.Module, **options: Unpack[Options]) -> None:
         super().__init__()
-        if not isinstance(model, nn.Module):
-            raise InputError(f"the model must be a torch nn.Module; saw {type(model).__name__}.")
         for name in set(options) - Options.__optional_keys__:
             raise TypeError(str(unknown_name("option", name, Options.__optional_keys__)))
         chunk = options.get("chunk")
-        self.model = model
+        self.model = check_model(model)
         self.draws = check_int(options.get("draws", 30), what="draws", least=1)
         self.fresh = bool(options.get("fresh", True))
         self.chunk = None if chunk is None else check_int(chunk, what="chunk", least=1)

@@ -7,12 +7,22 @@ published code really used under the name ResNet-50.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn.functional import pad, relu
 
 from mixup_inference.models.base import ImageClassifier, PerChannel, convolution
+
+
+def _stage(
+    block: Callable[[int, int, int], nn.Module], count: int, channels: int, width: int, stride: int
+) -> nn.Sequential:
+    """Blocks in a row, of which the first changes the width and takes the stride."""
+    return nn.Sequential(
+        block(channels, width, stride), *(block(width, width, 1) for _ in range(count - 1))
+    )
 
 
 class BasicBlock(nn.Module):
@@ -52,14 +62,10 @@ class CifarResNet(ImageClassifier):
         super().__init__(channels=channels, mean=mean, std=std)
         self.conv1 = convolution(channels, 16)
         self.bn1 = nn.BatchNorm2d(16)
-        self.layer1 = self._stage(16, 16, 1)
-        self.layer2 = self._stage(16, 32, 2)
-        self.layer3 = self._stage(32, 64, 2)
+        self.layer1 = _stage(BasicBlock, self.blocks, 16, 16, 1)
+        self.layer2 = _stage(BasicBlock, self.blocks, 16, 32, 2)
+        self.layer3 = _stage(BasicBlock, self.blocks, 32, 64, 2)
         self.linear = nn.Linear(64, classes)
-
-    def _stage(self, channels: int, width: int, stride: int) -> nn.Sequential:
-        first = BasicBlock(channels, width, stride)
-        return nn.Sequential(first, *(BasicBlock(width, width, 1) for _ in range(self.blocks - 1)))
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits from normalised pixels."""
@@ -129,10 +135,10 @@ class PreActResNet18(ImageClassifier):
     ) -> None:
         super().__init__(channels=channels, mean=mean, std=std)
         self.conv1 = convolution(channels, 64)
-        self.layer1 = nn.Sequential(PreActBlock(64, 64, 1), PreActBlock(64, 64, 1))
-        self.layer2 = nn.Sequential(PreActBlock(64, 128, 2), PreActBlock(128, 128, 1))
-        self.layer3 = nn.Sequential(PreActBlock(128, 256, 2), PreActBlock(256, 256, 1))
-        self.layer4 = nn.Sequential(PreActBlock(256, 512, 2), PreActBlock(512, 512, 1))
+        self.layer1 = _stage(PreActBlock, 2, 64, 64, 1)
+        self.layer2 = _stage(PreActBlock, 2, 64, 128, 2)
+        self.layer3 = _stage(PreActBlock, 2, 128, 256, 2)
+        self.layer4 = _stage(PreActBlock, 2, 256, 512, 2)
         self.bn = nn.BatchNorm2d(512)
         self.linear = nn.Linear(512, classes)
 
@@ -187,15 +193,10 @@ class OfficialResNet50(ImageClassifier):
         super().__init__(channels=channels, mean=mean, std=std)
         self.conv1 = convolution(channels, 64, size=5)
         self.bn1 = nn.BatchNorm2d(64)
-        self.layer1 = self._stage(64, 64, 1)
-        self.layer2 = self._stage(64, 128, 2)
-        self.layer3 = self._stage(128, 256, 2)
+        self.layer1 = _stage(Bottleneck, 5, 64, 64, 1)
+        self.layer2 = _stage(Bottleneck, 5, 64, 128, 2)
+        self.layer3 = _stage(Bottleneck, 5, 128, 256, 2)
         self.fc_dense = nn.Linear(256, classes)
-
-    @staticmethod
-    def _stage(channels: int, width: int, stride: int) -> nn.Sequential:
-        first = Bottleneck(channels, width, stride)
-        return nn.Sequential(first, *(Bottleneck(width, width, 1) for _ in range(4)))
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits from normalised pixels."""

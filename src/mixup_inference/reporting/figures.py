@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from typing import Any
 
+from mixup_inference.reporting.tables import heading
+
 # Okabe and Ito's colours, told apart with every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 MARKERS = ("o", "s", "^", "D")
@@ -36,7 +38,7 @@ def overview(results: dict[str, Any]) -> str:
                 color=COLOURS[number % len(COLOURS)],
                 markersize=5,
                 elinewidth=1.2,
-                label=column[0].upper() + column[1:],
+                label=heading(column),
             )
         axes.set_yticks(range(len(rows)), [row["title"] for row in rows])
         for label in axes.get_yticklabels():

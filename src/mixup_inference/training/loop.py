@@ -17,7 +17,7 @@ from mixup_inference.datasets import random_order
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import InputError, TrainingDivergedError
 from mixup_inference.files import fingerprint, hash_tensors
-from mixup_inference.models import read_checkpoint, save_checkpoint
+from mixup_inference.models import fill_weights, read_checkpoint, save_checkpoint
 from mixup_inference.progress import SILENT, Progress, Task
 from mixup_inference.training.augment import augment
 from mixup_inference.training.objectives import OBJECTIVES, Batch, Examples
@@ -70,9 +70,9 @@ def train(
         progress: where to report.
     """
     recipe = Recipe.of_paper(recipe) if isinstance(recipe, str) else recipe
-    images = _checked(images, "images")
+    _check(images, "images")
     if validation is not None:
-        _checked(validation[0], "validation images")
+        _check(validation[0], "validation images")
         check_labels(validation[1], count=len(validation[0]), what="validation labels")
     fabric = fabric or _cpu_fabric()
     model = model.to(fabric.device)
@@ -122,13 +122,11 @@ class _Job:
     classes: int
 
 
-def _checked(images: Tensor, what: str) -> Tensor:
-    """Images as uint8 or float in [0, 1], NCHW, at least one."""
+def _check(images: Tensor, what: str) -> None:
+    """Images are uint8 or float in [0, 1], NCHW, at least one."""
     if isinstance(images, Tensor) and images.dtype == torch.uint8:
-        check_images(images[:1].float() / 255, what=what)
-    else:
-        check_images(images, what=what)
-    return images
+        images = as_pixels(images[:1])  # any uint8 is in range; the shape is what can be wrong
+    check_images(images, what=what)
 
 
 def _cpu_fabric() -> Fabric:
@@ -227,8 +225,7 @@ def _resume(folder: str | Path | None, job: _Job, identity: dict[str, Any]) -> l
             f"{path} belongs to another training ({_difference(theirs, identity)}). "
             "Give another folder, or delete this one."
         )
-    own = job.model.state_dict()
-    job.model.load_state_dict({name: tensors["model." + name] for name in own})
+    fill_weights(job.model, tensors, path)
     for name, parameter in job.model.named_parameters():
         if _MOMENTUM + name in tensors:
             buffer = tensors[_MOMENTUM + name].to(parameter.device)
