@@ -9,8 +9,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mixup_inference.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from mixup_inference.attacks import pgd
+    from mixup_inference.datasets import load_dataset
     from mixup_inference.defenses import (
         CombinedInference,
         CropResize,
@@ -25,14 +28,20 @@ if TYPE_CHECKING:
     from mixup_inference.draws import Beta, Uniform
     from mixup_inference.errors import InputError, MixupInferenceError
     from mixup_inference.evaluation import evaluate
-    from mixup_inference.models import create_model, load_checkpoint, save_checkpoint
+    from mixup_inference.models import (
+        create_model,
+        from_pretrained,
+        load_checkpoint,
+        load_weights,
+        save_checkpoint,
+        save_pretrained,
+    )
     from mixup_inference.pool import Pool
     from mixup_inference.training import train
 
-__version__ = "0.1.0"
-
 _HOMES = {
     "attacks": ["pgd"],
+    "datasets": ["load_dataset"],
     "defenses": [
         "CombinedInference",
         "CropResize",
@@ -47,7 +56,14 @@ _HOMES = {
     "draws": ["Beta", "Uniform"],
     "errors": ["InputError", "MixupInferenceError"],
     "evaluation": ["evaluate"],
-    "models": ["create_model", "load_checkpoint", "save_checkpoint"],
+    "models": [
+        "create_model",
+        "from_pretrained",
+        "load_checkpoint",
+        "load_weights",
+        "save_checkpoint",
+        "save_pretrained",
+    ],
     "pool": ["Pool"],
     "training": ["train"],
 }
@@ -68,11 +84,15 @@ __all__ = [
     "Uniform",
     "create_model",
     "evaluate",
+    "from_pretrained",
     "get_preset",
     "load_checkpoint",
+    "load_dataset",
+    "load_weights",
     "make_defense",
     "pgd",
     "save_checkpoint",
+    "save_pretrained",
     "train",
 ]
 

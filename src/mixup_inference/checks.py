@@ -30,6 +30,14 @@ def check_images(x: Tensor, *, what: str = "x") -> Tensor:
     return check_pixels(x, what=what)
 
 
+def check_stored_images(images: Tensor, *, what: str) -> Tensor:
+    """Images as they are kept: a non-empty NCHW batch, uint8 or float in [0, 1]."""
+    if isinstance(images, Tensor) and images.dtype == torch.uint8:
+        check_images(as_pixels(images[:1]), what=what)  # uint8 is in range; shapes can be wrong
+        return images
+    return check_images(images, what=what)
+
+
 def check_pixels(x: Tensor, *, what: str) -> Tensor:
     """Float pixels must be finite and lie in [0, 1], up to rounding."""
     low, high = (float(v) for v in torch.aminmax(x.detach()))

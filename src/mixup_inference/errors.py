@@ -14,8 +14,20 @@ class InputError(MixupInferenceError, ValueError):
     """Something that the caller gave is wrong and can be put right by the caller."""
 
 
+class MissingDataError(InputError):
+    """A data set is not where it was looked for; the message says what to put where."""
+
+
+class DownloadError(MixupInferenceError, OSError):
+    """A file could not be fetched from any of its sources."""
+
+
 class TrainingDivergedError(MixupInferenceError, ArithmeticError):
     """The training loss became NaN or infinite."""
+
+
+class MixupInferenceWarning(UserWarning):
+    """Something that works but deserves a look."""
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:

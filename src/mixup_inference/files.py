@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mixup_inference.errors import InputError
@@ -56,14 +57,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
 
     # Cloned, because safetensors refuses tensors that share memory (tied weights).
     plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    whole = {**header, "hash": _hash_named(plain)}
     with replacing(path) as temporary:
-        save_file(plain, temporary, metadata={"json": json.dumps(header, allow_nan=False)})
+        save_file(plain, temporary, metadata={"json": json.dumps(whole, allow_nan=False)})
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     """The tensors of any safetensors file, and our JSON header (None in other people's files).
 
-    No pickle is involved, so nothing in it can run.
+    No pickle is involved, so nothing in it can run. Tensors that do not match the hash in our
+    header are refused.
     """
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415
 
@@ -78,6 +81,8 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Any]:
             f"{path} is not a readable safetensors file ({error}). It may be truncated or of "
             "another format; convert it with safetensors.torch.save_file, or make it anew."
         ) from None
+    if isinstance(header, dict) and header.get("hash") != _hash_named(tensors):
+        raise InputError(f"{path} is damaged: its tensors do not match the hash in its header.")
     return tensors, header
 
 
@@ -98,10 +103,16 @@ def fingerprint(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+def _hash_named(tensors: Mapping[str, Tensor]) -> str:
+    names = sorted(tensors)
+    return fingerprint([names, hash_tensors(*(tensors[name] for name in names))])
+
+
 def hash_tensors(*tensors: Tensor) -> str:
     """A short hash of the tensors' types, shapes and contents."""
     digest = hashlib.blake2b(digest_size=8)
     for tensor in tensors:
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+        digest.update(raw.numpy().tobytes())  # as uint8, because NumPy has no bfloat16
     return digest.hexdigest()

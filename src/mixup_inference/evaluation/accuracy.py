@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.checks import check_images, check_index, check_int, check_labels
-from mixup_inference.classifier import count_images, device_of, logits_of
+from mixup_inference.checks import (
+    as_pixels,
+    check_index,
+    check_int,
+    check_labels,
+    check_stored_images,
+)
+from mixup_inference.classifier import count_images, device_of, dtype_of, logits_of
+from mixup_inference.datasets import as_tensors
 from mixup_inference.defenses import StochasticModule
 from mixup_inference.errors import InputError
 from mixup_inference.progress import SILENT, Progress
@@ -58,8 +67,8 @@ def wilson(correct: int, total: int) -> tuple[float, float]:
 
 def evaluate(
     classifier: nn.Module,
-    x: Tensor,
-    y: Tensor,
+    x: Tensor | Iterable[Any],
+    y: Tensor | None = None,
     *,
     index: Tensor | None = None,
     stream: str | int = "evaluate",
@@ -67,6 +76,9 @@ def evaluate(
     progress: Progress = SILENT,
 ) -> Accuracy:
     """The accuracy of a model or a defence on labelled images.
+
+    ``x`` and ``y`` are images (NCHW, uint8 or float in [0, 1]) and labels; or ``x`` alone is a
+    Dataset of (image, label).
 
     A defence draws for each point from (its seed, ``stream``, the point's ``index``), so the
     result does not depend on the batch size beyond rounding, and is the same every time. A frozen
@@ -76,18 +88,20 @@ def evaluate(
     >>> evaluate(model, torch.rand(8, 1, 2, 2), torch.zeros(8, dtype=torch.long)).total
     8
     """
-    check_images(x)
+    x, y = as_tensors(x, y)
+    check_stored_images(x, what="x")
     y = check_labels(y, count=x.shape[0])
     check_int(batch_size, what="batch_size", least=1)
     frozen = index is None and isinstance(classifier, StochasticModule) and not classifier.fresh
     index = torch.arange(x.shape[0]) if index is None else index
     index = check_index(index, count=x.shape[0], device=x.device)
     device = device_of(classifier)
+    kind = x.dtype if x.is_floating_point() else dtype_of(classifier)
     base = classifier.model if isinstance(classifier, StochasticModule) else classifier
     correct = 0
     with torch.no_grad(), count_images(base) as images, progress.task("evaluate", len(y)) as task:
         for rows in torch.arange(len(y)).split(batch_size):
-            images_of_rows = x[rows].to(device)
+            images_of_rows = as_pixels(x[rows].to(device), kind)
             if isinstance(classifier, StochasticModule):
                 positions = None if frozen else index[rows]
                 out = classifier(images_of_rows, index=positions, stream=stream)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cached_property
@@ -18,14 +19,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixup_inference import __version__
 from mixup_inference.attacks import pgd
+from mixup_inference.classifier import logits_of
 from mixup_inference.datasets import LabelledImages, experiment_points, load_dataset
 from mixup_inference.defenses import make_defense
 from mixup_inference.draws import derive_seed
-from mixup_inference.errors import InputError
+from mixup_inference.errors import InputError, MixupInferenceWarning
 from mixup_inference.evaluation.accuracy import Accuracy, evaluate
 from mixup_inference.evaluation.listener import Column, Listener
+from mixup_inference.evaluation.networks import (
+    bring_model,
+    build_network,
+    network_identity,
+    side_of,
+)
 from mixup_inference.evaluation.places import check_device, make_folder
 from mixup_inference.evaluation.spec import RowSpec, Spec
 from mixup_inference.files import (
@@ -35,10 +42,11 @@ from mixup_inference.files import (
     write_json,
     write_tensors,
 )
-from mixup_inference.models import create_model, fill_weights, read_checkpoint
+from mixup_inference.models import WEIGHTS, fill_weights, read_checkpoint, save_pretrained
 from mixup_inference.pool import Pool
 from mixup_inference.progress import SILENT, Progress
 from mixup_inference.training import LAST, Epoch, train
+from mixup_inference.version import __version__
 
 
 class Experiment:
@@ -61,6 +69,7 @@ class Experiment:
         self.listener = listener or Listener()
         self.progress = progress
         self._models: dict[str, nn.Module] = {}
+        self._answer_hashes: dict[str, str] = {}
         self._examples: dict[tuple[str, str], dict[int, Tensor]] = {}
         make_folder(folder)
 
@@ -68,15 +77,29 @@ class Experiment:
     def columns(self) -> list[Column]:
         """The table's columns, in order."""
         attack = self.spec.attack
-        attacked = [Column(mode, steps) for mode in attack.modes for steps in attack.steps]
-        return [Column("clean"), *attacked]
+        modes, steps = ((), ()) if attack is None else (attack.modes, attack.steps)
+        return [Column("clean"), *(Column(mode, count) for mode in modes for count in steps)]
 
     @cached_property
     def points(self) -> dict[str, LabelledImages]:
         """The disjoint parts of the data: test, tuning, calibration, train."""
         data = self.spec.data
         sizes = {"test": data.test, "tuning": data.tuning, "calibration": data.calibration}
-        dataset = load_dataset(data.name, self.data_root)
+        dataset = load_dataset(
+            data.name,
+            self.data_root,
+            size=data.size,
+            channels=data.channels,
+            progress=self.progress,
+        )
+        brought = [name for name in self.spec.models if not self.spec.is_trained(name)]
+        if dataset.test is None and brought:
+            warnings.warn(
+                f"{data.name} has no test part, so the test points are drawn from all of it. If "
+                f"{', '.join(brought)} was trained on them, the numbers say little.",
+                MixupInferenceWarning,
+                stacklevel=2,
+            )
         return experiment_points(dataset, sizes, seed=self.spec.seed)
 
     @cached_property
@@ -101,42 +124,62 @@ class Experiment:
         before anything is trained.
         """
         image = self.points["train"].take(torch.arange(1)).pixels
-        blank = _Blank(self.pool.classes)
+        blank = Blank(self.pool.classes)
         for row in self.spec.rows:
             make_defense(row.defense, blank, self.pool, **row.settings)(image)
 
-    # Training
+    # Models
 
     def model_identity(self, name: str) -> dict[str, Any]:
-        """Everything that determines a trained model."""
-        return {
+        """Everything that determines a model."""
+        identity = {
             "versions": _versions(),
             "device": self.device,
-            "network": self.spec.network.model_dump(),
-            "recipe": asdict(self.spec.recipe(name)),
-            "data": self._train_hash,
+            "network": network_identity(self.spec.network_of(name)),
         }
+        if self.spec.is_trained(name):
+            return identity | {"recipe": asdict(self.spec.recipe(name)), "data": self._train_hash}
+        return identity | {"answers": self._answers(name)}
+
+    def _answers(self, name: str) -> str:
+        """A hash of what a model that was brought along answers to a few images.
+
+        So it is known again by what it does: by its weights and by its code.
+        """
+        if name not in self._answer_hashes:
+            images = self.points["train"].take(torch.arange(min(8, len(self.points["train"]))))
+            with torch.no_grad():
+                out = logits_of(self.model(name), images.pixels.to(self.device))
+            self._answer_hashes[name] = hash_tensors(out)
+        return self._answer_hashes[name]
 
     def model_folder(self, name: str) -> Path:
         """Where a model's checkpoints are."""
         return self.folder / "models" / f"{name}-{fingerprint(self.model_identity(name))}"
 
     def model(self, name: str) -> nn.Module:
-        """A trained model, from the folder if it is there."""
+        """A model that was brought along, or trained; from the folder if it is there."""
         if name not in self._models:
             started = time.perf_counter()
-            self._models[name], reused = self._train(name)
+            if self.spec.is_trained(name):
+                self._models[name], reused = self._train(name)
+            else:
+                weights = self.spec.models[name].weights
+                model = bring_model(self.spec.network_of(name), weights, self.points["train"])
+                self._models[name], reused = model.to(self.device), True
             seconds = time.perf_counter() - started
             self.listener.made(f"model {name}", reused=reused, seconds=seconds)
         return self._models[name]
 
     def _train(self, name: str) -> tuple[nn.Module, bool]:
         recipe, folder = self.spec.recipe(name), self.model_folder(name)
-        points = self.points["train"]
-        model = create_model(
-            **self.spec.network.model_dump(),
-            num_classes=points.classes,
+        points, network = self.points["train"], self.spec.network_of(name)
+        assert network is not None
+        model = build_network(
+            network,
+            classes=points.classes,
             channels=points.images.shape[1],
+            size=side_of(points),
             seed=self.spec.seed,
         )
         done = self._epochs_done(name, model)
@@ -153,7 +196,18 @@ class Experiment:
                 fabric=fabric,
                 progress=self.progress,
             )
-        return model.to(self.device).eval(), done == recipe.epochs
+        model.to(self.device).eval()
+        if not (folder / WEIGHTS).exists() and getattr(model, "config", None) is not None:
+            test = self.points["test"]
+            save_pretrained(
+                model,
+                folder,
+                data=self.spec.data.name,
+                recipe=recipe,
+                clean_accuracy=evaluate(model, test.images, test.labels),
+                seed=self.spec.seed,
+            )
+        return model, done == recipe.epochs
 
     def _epochs_done(self, name: str, model: nn.Module) -> int:
         """Fill the model with its checkpoint, if there is one and it is the right one."""
@@ -175,8 +229,10 @@ class Experiment:
             return 0
 
     def history(self, name: str) -> list[Epoch]:
-        """The epochs of a trained model."""
+        """The epochs of a trained model; none for one that was brought along."""
         self.model(name)
+        if not self.spec.is_trained(name):
+            return []
         _, header = read_tensors(self.model_folder(name) / LAST)
         return [Epoch(**epoch) for epoch in header["history"]]
 
@@ -184,6 +240,7 @@ class Experiment:
 
     def examples_identity(self, name: str, mode: str) -> dict[str, Any]:
         """Everything that determines a set of adversarial examples."""
+        assert self.spec.attack is not None
         return {
             "model": self.model_identity(name),
             "attack": self.spec.attack.model_dump(mode="json", exclude={"modes"}),
@@ -209,6 +266,7 @@ class Experiment:
 
     def _attack(self, name: str, mode: str) -> tuple[dict[int, Tensor], bool]:
         identity, attack = self.examples_identity(name, mode), self.spec.attack
+        assert attack is not None
         path = self.folder / "attacks" / f"{name}-{mode}-{fingerprint(identity)}.safetensors"
         if path.exists():
             try:
@@ -298,7 +356,7 @@ class Experiment:
         return accuracy
 
 
-class _Blank(nn.Module):
+class Blank(nn.Module):
     """A classifier that finds all classes equally likely."""
 
     def __init__(self, classes: int) -> None:

@@ -7,9 +7,9 @@ import platform
 from datetime import UTC, datetime
 from typing import Any
 
-from mixup_inference import __version__
 from mixup_inference.evaluation.accuracy import Accuracy
 from mixup_inference.evaluation.experiment import Experiment
+from mixup_inference.version import __version__
 
 SCHEMA = 1
 
@@ -22,6 +22,7 @@ def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
         cells[row.title][column.name] = accuracy
     used = [name for name in spec.models if any(row.model == name for row in spec.rows)]
     history = {name: experiment.history(name) for name in used}
+    trained = {name: epochs for name, epochs in history.items() if epochs}
     return {
         "schema": SCHEMA,
         "name": spec.name,
@@ -49,7 +50,7 @@ def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
                 "final_loss": epochs[-1].loss,
                 "final_training_accuracy": epochs[-1].accuracy,
             }
-            for name, epochs in history.items()
+            for name, epochs in trained.items()
         },
         "points": {name: len(part) for name, part in experiment.points.items()},
         "spec": spec.model_dump(mode="json", exclude_none=True),
@@ -60,7 +61,7 @@ def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": round(seconds, 1),
             "training_seconds": {
-                name: round(sum(e.seconds for e in epochs), 1) for name, epochs in history.items()
+                name: round(sum(e.seconds for e in epochs), 1) for name, epochs in trained.items()
             },
         },
     }

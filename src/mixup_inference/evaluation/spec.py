@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,8 +13,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import nn
 
-from mixup_inference.datasets import DATASETS
-from mixup_inference.defenses import make_defense, settings_of
+from mixup_inference.datasets import check_name
+from mixup_inference.defenses import get_preset, make_defense, settings_of
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.models import MODELS
 from mixup_inference.pool import Pool
@@ -46,22 +47,34 @@ class DataSpec(_Table):
     test: Count
     tuning: NotNegative = 0
     calibration: NotNegative = 0
+    size: Count | None = None
+    channels: Literal[1, 3] | None = None
 
     @model_validator(mode="after")
     def _known_name(self) -> DataSpec:
-        if self.name not in DATASETS:
-            raise unknown_name("data set", self.name, DATASETS)
+        check_name(self.name)
         return self
 
 
 class NetworkSpec(_Table):
-    """Which network; further keys are passed to it."""
+    """Which network; further keys are passed to it.
+
+    The name is one of the registry's, or ``package.module:factory``, a function of the user's.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
+    classes: Count | None = None
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is the user's own."""
+        return ":" in self.name
 
     @model_validator(mode="after")
     def _known_name(self) -> NetworkSpec:
+        if self.is_foreign:
+            return self
         if self.name not in MODELS:
             raise unknown_name("network", self.name, MODELS)
         known = set(inspect.signature(MODELS[self.name]).parameters) - {"classes", "channels"}
@@ -90,10 +103,31 @@ class TrainingSpec(_Table):
     adv_ratio: float | None = None
     flip: bool | None = None
     crop_padding: int | None = None
+    max_steps: int | None = None
 
     @model_validator(mode="after")
     def _valid(self) -> TrainingSpec:
         Recipe(**self.model_dump(exclude_none=True))
+        return self
+
+
+class ModelSpec(TrainingSpec):
+    """A model: how it is trained, or the weights that it is brought with."""
+
+    weights: str | None = None
+    network: NetworkSpec | None = None
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """The settings of its training that are its own."""
+        return self.model_dump(exclude_none=True, exclude={"weights", "network"})
+
+    @model_validator(mode="after")
+    def _valid(self) -> ModelSpec:
+        Recipe(**self.training)
+        if self.weights is not None and self.training:
+            names = ", ".join(self.training)
+            raise InputError(f"a model with weights is not trained; take out {names}.")
         return self
 
 
@@ -120,7 +154,10 @@ class AttackSpec(_Table):
 
 
 class RowSpec(_Table):
-    """One row of the table: a model and a defence; further keys are the defence's settings."""
+    """One row of the table: a model and a defence; further keys are the defence's settings.
+
+    ``preset`` names a row of the paper's parameter tables in their stead.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
     title: str
@@ -137,6 +174,8 @@ class RowSpec(_Table):
     @classmethod
     def _known_settings(cls, value: Any) -> Any:
         if isinstance(value, dict):
+            if "preset" in value:
+                value = _with_preset(value)
             defense = value.get("defense", "none")
             common = {"seed", "fresh", "draws"}
             known = (settings_of(defense) - common) | cls.model_fields.keys()
@@ -153,6 +192,16 @@ class RowSpec(_Table):
         return self
 
 
+def _with_preset(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with the defence and the settings of its preset written out."""
+    preset = get_preset(row["preset"])
+    rest = {key: value for key, value in row.items() if key != "preset"}
+    taken = [key for key in ("defense", *preset.settings) if key in rest]
+    if taken:
+        raise InputError(f"the preset sets {', '.join(taken)}; take that out, or the preset.")
+    return {**rest, "defense": preset.kind, **preset.settings}
+
+
 class Spec(_Table):
     """A whole experiment: train, attack, defend, measure, report."""
 
@@ -162,17 +211,21 @@ class Spec(_Table):
     draws: Count = 30
     batch_size: Count = 250
     data: DataSpec
-    network: NetworkSpec
+    network: NetworkSpec | None = None
     training: TrainingSpec = TrainingSpec()
-    models: Annotated[dict[Name, TrainingSpec], Field(min_length=1)]
-    attack: AttackSpec
+    models: Annotated[dict[Name, ModelSpec], Field(min_length=1)]
+    attack: AttackSpec | None = None
     rows: Annotated[tuple[RowSpec, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Spec:
-        for name, training in self.models.items():
-            if training.objective is None and self.training.objective is None:
-                raise InputError(f"'models.{name}.objective' is missing; add it.")
+        for name, model in self.models.items():
+            network = self.network_of(name)
+            if network is None and model.weights is None:
+                raise InputError(f"'network' is missing for the model {name}; add it.")
+            foreign = network is not None and network.is_foreign
+            if not (self.is_trained(name) or model.weights or foreign):
+                raise InputError(f"'models.{name}.objective' is missing; add it, or weights.")
         for row in self.rows:
             if row.model not in self.models:
                 raise unknown_name(f"model in the row {row.title!r}:", row.model, self.models)
@@ -182,11 +235,36 @@ class Spec(_Table):
                 raise InputError(f"two rows have the title {title!r}; titles must differ.")
         return self
 
+    def network_of(self, model: str) -> NetworkSpec | None:
+        """A model's own network, or else the common one; None when its weights bring it."""
+        return self.models[model].network or self.network
+
+    def is_trained(self, model: str) -> bool:
+        """Whether a model is trained here, and not brought along."""
+        objective = self.models[model].objective or self.training.objective
+        return self.models[model].weights is None and objective is not None
+
     def recipe(self, model: str) -> Recipe:
         """The training of one model: its own settings over the common ones."""
         common = self.training.model_dump(exclude_none=True)
-        own = self.models[model].model_dump(exclude_none=True)
-        return Recipe(**(common | own), seed=self.seed)
+        return Recipe(**(common | self.models[model].training), seed=self.seed)
+
+    def smoke(self) -> Spec:
+        """The same experiment cut down to see it run from end to end.
+
+        32 test points; one step of training on 32 images, of the attacks and of those inside
+        adversarial training; two draws.
+        """
+        one_step = {"epochs": 1, "max_steps": 1, "batch_size": 32, "steps": 1}
+        document = self.model_dump(exclude_none=True)
+        document |= {"name": f"{self.name}-smoke", "title": f"{self.title} (smoke)", "draws": 2}
+        document["batch_size"] = 32
+        document["data"] |= {"test": 32, "tuning": 0, "calibration": 0}
+        for name, model in document["models"].items():
+            document["models"][name] = model | (one_step if self.is_trained(name) else {})
+        if self.attack is not None:
+            document["attack"]["steps"] = (1,)
+        return Spec.model_validate(document)
 
 
 def shipped_specs() -> dict[str, Path]:
@@ -214,9 +292,16 @@ def load_spec(name_or_path: str) -> Spec:
 def parse_spec(text: str, *, source: str = "spec") -> Spec:
     """Check a spec's text; every problem is one line that says where and what."""
     try:
-        return Spec.model_validate(tomllib.loads(text))
+        document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{source} is not valid TOML: {error}.") from None
+    return check_spec(document, source=source)
+
+
+def check_spec(document: Mapping[str, Any], *, source: str = "spec") -> Spec:
+    """Check a spec that is already parsed."""
+    try:
+        return Spec.model_validate(document)
     except ValidationError as error:
         lines = [_in_words(problem) for problem in error.errors()]
         raise InputError("\n".join(f"{source}: {line}" for line in lines)) from None

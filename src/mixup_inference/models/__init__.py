@@ -7,14 +7,21 @@ from mixup_inference.models.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
+from mixup_inference.models.foreign import Normalized, import_model
+from mixup_inference.models.pretrained import WEIGHTS, from_pretrained, save_pretrained
 from mixup_inference.models.registry import MODELS, create_model
 
 __all__ = [
     "MODELS",
+    "WEIGHTS",
+    "Normalized",
     "create_model",
     "fill_weights",
+    "from_pretrained",
+    "import_model",
     "load_checkpoint",
     "load_weights",
     "read_checkpoint",
     "save_checkpoint",
+    "save_pretrained",
 ]

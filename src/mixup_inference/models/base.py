@@ -47,3 +47,10 @@ class ImageClassifier(nn.Module, ABC):
 def convolution(channels: int, width: int, *, stride: int = 1, size: int = 3) -> nn.Conv2d:
     """A convolution that keeps the side (but for the stride) and leaves the bias to batch norm."""
     return nn.Conv2d(channels, width, size, stride=stride, padding=size // 2, bias=False)
+
+
+def layer(channels: int, width: int, stride: int = 1) -> nn.Sequential:
+    """Convolution, batch norm, ReLU."""
+    return nn.Sequential(
+        convolution(channels, width, stride=stride), nn.BatchNorm2d(width), nn.ReLU()
+    )

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from mixup_inference.errors import InputError
 from mixup_inference.files import read_safetensors, read_tensors, write_tensors
 from mixup_inference.models.registry import closest_model, create_model
+from mixup_inference.version import __version__
 
 FORMAT = 1
 _WEIGHTS = "model."
@@ -34,7 +35,12 @@ def save_checkpoint(
 ) -> None:
     """Write a model's weights, more tensors if wanted, and a header that says what they are."""
     tensors = {_WEIGHTS + name: tensor for name, tensor in model.state_dict().items()}
-    about = {"format": FORMAT, "architecture": getattr(model, "config", None), **header}
+    about = {
+        "format": FORMAT,
+        "version": __version__,
+        "architecture": getattr(model, "config", None),
+        **header,
+    }
     write_tensors(Path(path), tensors | (extra or {}), about)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.models.fast_resnet import FastResNet
 from mixup_inference.models.resnet import (
     OfficialResNet50,
     PreActResNet18,
@@ -21,6 +22,7 @@ from mixup_inference.models.small_cnn import SmallCNN
 
 MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "small_cnn": SmallCNN,
+    "fast_resnet": FastResNet,
     "resnet20": ResNet20,
     "resnet32": ResNet32,
     "resnet44": ResNet44,
@@ -31,11 +33,19 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
 
 
 def create_model(
-    name: str, num_classes: int, *, channels: int = 3, seed: int = 0, **settings: Any
+    name: str,
+    num_classes: int,
+    *,
+    channels: int = 3,
+    size: int | None = None,
+    seed: int = 0,
+    **settings: Any,
 ) -> nn.Module:
     """A network with fresh weights that depend on ``seed`` only; the global state is untouched.
 
     Settings that every network takes: ``mean`` and ``std`` of the pixels, which it normalises by.
+    ``size`` is the side of the images it is meant for; all networks here take any side, so it is
+    only kept for whoever loads the weights.
 
     >>> create_model("small_cnn", 10, channels=1).config["name"]
     'small_cnn'
@@ -50,6 +60,7 @@ def create_model(
             raise InputError(f"the model {name!r} does not take {settings}: {error}.") from None
     # What it takes to build the same network again; it travels with the weights.
     config = {"name": name, "num_classes": num_classes, "channels": channels, **settings}
+    config |= {} if size is None else {"size": size}
     object.__setattr__(model, "config", config)
     return model
 

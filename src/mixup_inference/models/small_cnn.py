@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from mixup_inference.checks import check_int
-from mixup_inference.models.base import ImageClassifier, PerChannel, convolution
+from mixup_inference.models.base import ImageClassifier, PerChannel, layer
 
 
 class SmallCNN(ImageClassifier):
@@ -23,9 +23,9 @@ class SmallCNN(ImageClassifier):
         super().__init__(channels=channels, mean=mean, std=std)
         check_int(width, what="width", least=1)
         self.features = nn.Sequential(
-            _layer(channels, width),
-            _layer(width, 2 * width, stride=2),
-            _layer(2 * width, 2 * width),
+            layer(channels, width),
+            layer(width, 2 * width, stride=2),
+            layer(2 * width, 2 * width),
         )
         self.classifier = nn.Linear(2 * width, classes)
 
@@ -33,9 +33,3 @@ class SmallCNN(ImageClassifier):
         """Logits from normalised pixels."""
         out: Tensor = self.classifier(self.features(x).mean((2, 3)))
         return out
-
-
-def _layer(channels: int, width: int, stride: int = 1) -> nn.Sequential:
-    return nn.Sequential(
-        convolution(channels, width, stride=stride), nn.BatchNorm2d(width), nn.ReLU()
-    )

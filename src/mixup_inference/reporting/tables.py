@@ -58,12 +58,16 @@ def markdown(results: dict[str, Any]) -> str:
 
 def caption(results: dict[str, Any]) -> str:
     """What the table shows, in two sentences."""
-    attack = results["spec"]["attack"]
+    attack = results["spec"].get("attack")
+    attackers = (
+        "there is no attack. "
+        if attack is None
+        else f"the attacks know the undefended model only (oblivious, {attack['norm']}, eps "
+        f"{attack['eps']:.4g}, step {attack['step']:.4g}, {attack['labels']} labels). "
+    )
     return (
         f"Accuracy in percent on {results['points']['test']} test points, with 95% Wilson "
-        f"intervals; the attacks know the undefended model only (oblivious, {attack['norm']}, "
-        f"eps {attack['eps']:.4g}, step {attack['step']:.4g}, {attack['labels']} labels). "
-        f"Randomised defences average {results['spec']['draws']} draws."
+        f"intervals; {attackers}Randomised defences average {results['spec']['draws']} draws."
     )
 
 

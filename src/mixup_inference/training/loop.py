@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.checks import as_pixels, check_images, check_labels
+from mixup_inference.checks import as_pixels, check_labels, check_stored_images
 from mixup_inference.classifier import device_of, dtype_of, logits_of
-from mixup_inference.datasets import random_order
+from mixup_inference.datasets import as_tensors, random_order
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import InputError, TrainingDivergedError
 from mixup_inference.files import fingerprint, hash_tensors
@@ -43,8 +44,8 @@ class Epoch:
 
 def train(
     model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
+    images: Tensor | Iterable[Any],
+    labels: Tensor | None = None,
     recipe: Recipe | str = "mixup",
     *,
     validation: tuple[Tensor, Tensor] | None = None,
@@ -61,8 +62,8 @@ def train(
 
     Args:
         model: from NCHW images in [0, 1] to logits; the number of classes is read off its output.
-        images: NCHW, uint8 or float in [0, 1].
-        labels: one integer per image.
+        images: NCHW, uint8 or float in [0, 1]; or a Dataset of (image, label).
+        labels: one integer per image; left out when ``images`` is a Dataset.
         recipe: a ``Recipe``, or the name of an objective for the paper's settings of it.
         validation: images and labels on which ``best`` is chosen.
         folder: where the state goes; None keeps nothing.
@@ -70,9 +71,10 @@ def train(
         progress: where to report.
     """
     recipe = Recipe.of_paper(recipe) if isinstance(recipe, str) else recipe
-    _check(images, "images")
+    images, labels = as_tensors(images, labels, what="the training data")
+    check_stored_images(images, what="images")
     if validation is not None:
-        _check(validation[0], "validation images")
+        check_stored_images(validation[0], what="validation images")
         check_labels(validation[1], count=len(validation[0]), what="validation labels")
     fabric = fabric or _cpu_fabric()
     model = model.to(fabric.device)
@@ -93,7 +95,7 @@ def train(
     }
     history = _resume(folder, job, identity)
     wrapped, wrapped_optimizer = fabric.setup(model, optimizer)
-    batches = math.ceil(len(labels) / recipe.batch_size)
+    batches = recipe.steps_of_epoch(len(labels))
     with progress.task(f"train {recipe.objective}", total=recipe.epochs * batches) as task:
         task.advance(len(history) * batches)
         for epoch in range(len(history), recipe.epochs):
@@ -122,13 +124,6 @@ class _Job:
     classes: int
 
 
-def _check(images: Tensor, what: str) -> None:
-    """Images are uint8 or float in [0, 1], NCHW, at least one."""
-    if isinstance(images, Tensor) and images.dtype == torch.uint8:
-        images = as_pixels(images[:1])  # any uint8 is in range; the shape is what can be wrong
-    check_images(images, what=what)
-
-
 def _cpu_fabric() -> Fabric:
     from lightning_fabric import Fabric  # noqa: PLC0415 (takes seconds to import)
 
@@ -148,9 +143,10 @@ def _count_classes(model: nn.Module, x: Tensor) -> int:
 def _run_epoch(job: _Job, model: Any, optimizer: Any, epoch: int, task: Task) -> Epoch:
     """One pass over the data in an order that follows from the seed and the epoch."""
     recipe, started = job.recipe, time.perf_counter()
-    count = len(job.labels)
-    order = random_order(count, seed=recipe.seed, name=f"epoch {epoch}")
-    batches = order.tensor_split(math.ceil(count / recipe.batch_size))  # of nearly equal size
+    order = random_order(len(job.labels), seed=recipe.seed, name=f"epoch {epoch}")
+    batches = order.tensor_split(math.ceil(len(order) / recipe.batch_size))  # of nearly equal size
+    batches = batches[: recipe.steps_of_epoch(len(order))]
+    count = sum(len(index) for index in batches)
     total = torch.zeros(2, device=job.fabric.device)
     model.train()
     for number, index in enumerate(batches):

@@ -36,6 +36,7 @@ class Recipe:
         adv_ratio: weight of the adversarial half of the loss.
         flip: random horizontal flips.
         crop_padding: random shifts by up to this many pixels.
+        max_steps: at most this many steps an epoch, for a quick trial; None takes all the data.
         seed: of everything random in the training.
     """
 
@@ -56,6 +57,7 @@ class Recipe:
     adv_ratio: float = 0.5
     flip: bool = False
     crop_padding: int = 0
+    max_steps: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -75,6 +77,17 @@ class Recipe:
         for milestone in self.milestones:
             check_number(milestone, what="a milestone, a fraction of the epochs,", least=0, most=1)
         check_int(self.seed, what="seed", least=0)
+        if self.max_steps is not None:
+            check_int(self.max_steps, what="max_steps", least=1)
+
+    def steps_of_epoch(self, count: int) -> int:
+        """How many steps an epoch over this many images has.
+
+        >>> Recipe(batch_size=64).steps_of_epoch(50_000)
+        782
+        """
+        steps = math.ceil(count / self.batch_size)
+        return steps if self.max_steps is None else min(steps, self.max_steps)
 
     @classmethod
     def of_paper(cls, objective: str) -> Recipe:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import pickle
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from mixup_inference import InputError, create_model, load_checkpoint, save_checkpoint
+from mixup_inference.files import write_tensors
 from mixup_inference.models import load_weights
 
 
@@ -64,7 +64,7 @@ def test_strangers_safetensors_are_named_as_such(path):
     save_file({"a": torch.zeros(2)}, path)
     with pytest.raises(InputError, match="not written by mixup-inference"):
         load_checkpoint(path)
-    save_file({"a": torch.zeros(2)}, path, metadata={"json": json.dumps({"format": 99})})
+    write_tensors(path, {"a": torch.zeros(2)}, {"format": 99})
     with pytest.raises(InputError, match="format 99"):
         load_checkpoint(path)
     save_file({"a": torch.zeros(2)}, path, metadata={"json": "{"})
@@ -88,8 +88,7 @@ def test_tied_weights_and_strange_headers(path):
     model[1].weight = model[0].weight
     save_checkpoint(path, model)
     load_weights(model, path)
-    save_file({"a": torch.zeros(2)}, path,
-              metadata={"json": json.dumps({"format": 1, "architecture": {"foo": 1}})})  # fmt: skip
+    write_tensors(path, {"a": torch.zeros(2)}, {"format": 1, "architecture": {"foo": 1}})
     with pytest.raises(InputError, match="names an architecture"):
         load_checkpoint(path)
 
@@ -109,3 +108,13 @@ def test_a_failed_write_leaves_no_file_behind(path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         save_checkpoint(path, create_model("small_cnn", 4))
     assert list(path.parent.iterdir()) == []
+
+
+def test_a_changed_weight_is_noticed(path):
+    save_checkpoint(path, create_model("small_cnn", 4))
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(bytes(content))
+    for load in (load_checkpoint, lambda p: load_weights(create_model("small_cnn", 4), p)):
+        with pytest.raises(InputError, match="do not match the hash"):
+            load(path)

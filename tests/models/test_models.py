@@ -23,6 +23,7 @@ def parameters(model):
         ("resnet56", 0.85),
         ("preact_resnet18", 11.17),
         ("official_resnet50", 4.75),
+        ("fast_resnet", 0.76),
     ],
 )
 def test_sizes_are_the_published_ones(name, millions):

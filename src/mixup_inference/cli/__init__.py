@@ -1,0 +1,217 @@
+"""The command line: a thin door. It parses, calls, prints."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TextIO
+
+from cyclopts import App, CycloptsError, Parameter
+
+from mixup_inference.cli.one_model import OneModel
+from mixup_inference.errors import MixupInferenceError, MixupInferenceWarning
+from mixup_inference.version import __version__
+
+HELP = """Mixup inference: defend image classifiers, detect adversarial inputs, measure honestly.
+
+An experiment is a TOML file, or the name of a shipped one (digits, cifar10, cifar100, \
+paper-cifar10, paper-cifar100). Everything it computes is kept in runs/NAME and never computed \
+twice; after Ctrl-C the same command goes on.
+"""
+
+
+def _examples(*commands: str) -> str:
+    """Lines for the end of a command's help."""
+    return "Examples:\n" + "".join(f"  mixup-inference {command}\n" for command in commands)
+
+
+app = App(
+    name="mixup-inference",
+    help=HELP,
+    help_epilogue=_examples(
+        "run                      # the paper's table on digits",
+        "run my-experiment.toml   # your own experiment",
+        "run cifar10 --dry-run    # what it would compute, in what time",
+        "evaluate --help          # how to try it on a model of yours",
+        "data get cifar10         # fetch and verify a data set",
+    ),
+    help_format="plaintext",
+    version=__version__,
+)
+data_app = App(
+    name="data",
+    help="Data sets: what there is, where it is, whether it is intact.",
+    help_epilogue=_examples("data list", "data get cifar10", "data verify folder:photos"),
+)
+app.command(data_app)
+
+Spec = Annotated[str, Parameter(help="Name of a shipped experiment, or path of a TOML file.")]
+OptionalSpec = Annotated[
+    str | None, Parameter(help="Name of a shipped experiment, or path of a TOML file.")
+]
+DataName = Annotated[str, Parameter(help="As in `data list`, or folder:PATH.")]
+DataRoot = Annotated[
+    Path | None,
+    Parameter(
+        help="Where data sets are kept; else $MIXUP_INFERENCE_DATA or the user's cache folder."
+    ),
+]
+
+DryRun = Annotated[
+    bool,
+    Parameter(
+        name=["--dry-run", "-n"],
+        negative="",
+        help="Only print what would be computed, and how long that would take on this machine.",
+    ),
+]
+Smoke = Annotated[
+    bool,
+    Parameter(negative="", help="End to end on 32 images, one step of training and attack."),
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Common:
+    """Options that every stage takes."""
+
+    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs")
+    "Results go to OUTPUT/NAME of the experiment."
+
+    device: str = "cpu"
+    "cpu, cuda, mps, or auto for the fastest there is."
+
+    data_root: DataRoot = None
+
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False
+    "Print nothing but errors."
+
+
+COMMON = Common()
+NO_MODEL = OneModel()
+
+
+@app.command(help_epilogue=_examples("run", "run my-experiment.toml -o results", "run cifar10 -n"))
+def run(
+    spec: Spec = "digits",
+    /,
+    *,
+    dry_run: DryRun = False,
+    smoke: Smoke = False,
+    common: Common = COMMON,
+) -> None:
+    """Train, attack, defend, measure and report."""
+    from mixup_inference.cli.work import print_plan, work  # noqa: PLC0415
+    from mixup_inference.evaluation import load_spec  # noqa: PLC0415
+
+    loaded = load_spec(spec)
+    loaded = loaded.smoke() if smoke else loaded
+    if dry_run:
+        print_plan(loaded, device=common.device, data_root=common.data_root)
+    else:
+        work("run", loaded, common)
+
+
+@app.command(help_epilogue=_examples("train digits"))
+def train(spec: Spec = "digits", /, *, common: Common = COMMON) -> None:
+    """Only train the experiment's models."""
+    _stage("train", spec, common)
+
+
+@app.command(help_epilogue=_examples("attack digits"))
+def attack(spec: Spec = "digits", /, *, common: Common = COMMON) -> None:
+    """Make the experiment's adversarial examples (and the models, if they are not there)."""
+    _stage("attack", spec, common)
+
+
+@app.command(
+    help_epilogue=_examples(
+        "evaluate digits",
+        "evaluate --data cifar10 --weights model.safetensors --lam 0.5",
+        "evaluate --data cifar10 --model resnet20 --weights their.th \\\n"
+        "      --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225",
+        "evaluate --data folder:photos --model my_models:build \\\n"
+        "      --size 224 --attack none --defense none",
+    )
+)
+def evaluate(
+    spec: OptionalSpec = None, /, *, one: OneModel = NO_MODEL, common: Common = COMMON
+) -> None:
+    """Measure an experiment's table, or with --data one model of yours, bare and defended.
+
+    Of an experiment, whatever is missing is made first; the HTML report is left to `run`.
+    """
+    if one == NO_MODEL:
+        _stage("evaluate", spec or "digits", common)
+        return
+    from mixup_inference.cli.one_model import make_spec  # noqa: PLC0415
+    from mixup_inference.cli.work import work  # noqa: PLC0415
+
+    work("evaluate", make_spec(one, spec), common)
+
+
+def _stage(stage: str, spec: str, common: Common) -> None:
+    from mixup_inference.cli.work import work  # noqa: PLC0415 (--help must not wait for all this)
+    from mixup_inference.evaluation import load_spec  # noqa: PLC0415
+
+    work(stage, load_spec(spec), common)
+
+
+@data_app.command(name="list")
+def list_(*, data_root: DataRoot = None) -> None:
+    """What there is, and where it is."""
+    from mixup_inference.cli.data import print_list  # noqa: PLC0415
+
+    print_list(data_root)
+
+
+@data_app.command(help_epilogue=_examples("data get cifar10", "data get cifar10 --data-root data"))
+def get(name: DataName, /, *, data_root: DataRoot = None) -> None:
+    """Fetch a data set, unless it is there, and verify it."""
+    from mixup_inference.cli.data import get_one  # noqa: PLC0415
+
+    get_one(name, data_root)
+
+
+@data_app.command(help_epilogue=_examples("data verify cifar10", "data verify folder:photos"))
+def verify(name: DataName, /, *, data_root: DataRoot = None) -> None:
+    """Read a data set and check it against its published checksums."""
+    from mixup_inference.cli.data import verify_one  # noqa: PLC0415
+
+    verify_one(name, data_root)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Our own warnings as one line for people; other libraries' as they are."""
+    text = warnings.formatwarning(message, category, filename, lineno, line)
+    ours = issubclass(category, MixupInferenceWarning)
+    (file or sys.stderr).write(f"warning: {message}\n" if ours else text)
+
+
+def main() -> None:
+    """The command ``mixup-inference``: exit code 0, 2 for bad input, 130 after Ctrl-C."""
+    warnings.showwarning = _show_warning
+    logging.basicConfig(format="%(message)s")
+    try:
+        app(exit_on_error=False, print_error=True)
+    except CycloptsError:
+        sys.exit(2)
+    except MixupInferenceError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+    except OSError as error:
+        sys.stderr.write(f"error: {error.strerror or error}: {error.filename or ''}\n")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

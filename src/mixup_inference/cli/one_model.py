@@ -1,0 +1,176 @@
+"""One model of the user's, bare and defended: the options of `evaluate`, made into a spec."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from mixup_inference.errors import InputError
+
+if TYPE_CHECKING:
+    from mixup_inference.evaluation import Spec
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class OneModel:
+    """Options that describe one model, its data, a defence and an attack."""
+
+    data: str | None = None
+    "Data set: a name of `data list`, or folder:PATH."
+
+    model: str | None = None
+    "A network of ours (resnet20, ...), or package.module:factory for your own."
+
+    weights: Path | None = None
+    "File with its weights: safetensors, or a torch file of tensors. Ours say which network."
+
+    mean: str | None = None
+    "Mean of the pixels that the model normalises by: one number, or 0.485,0.456,0.406."
+
+    std: str | None = None
+    "Their standard deviation, likewise."
+
+    size: int | None = None
+    "Side that the images are resized to."
+
+    channels: Literal[1, 3] | None = None
+    "Make the images grey (1) or colour (3)."
+
+    classes: int | None = None
+    "Number of classes of the model, if it is not that of the data."
+
+    defense: str = "mi-ol"
+    "none, mi-ol, mi-pl, mi-combined, gaussian, rotation, resize-pad or crop-resize."
+
+    lam: float | None = None
+    "Mixing ratio of mi-ol and mi-pl."
+
+    setting: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    "Another setting of the defence, as name=value; may be repeated."
+
+    draws: int = 30
+    "Draws of the defence for each image."
+
+    attack: Literal["pgd", "none"] = "pgd"
+    "pgd: on the undefended model, untargeted and targeted."
+
+    norm: Literal["linf", "l2"] = "linf"
+    "Norm of the attack."
+
+    eps: str = "8/255"
+    "Its bound."
+
+    step: str = "2/255"
+    "Its step size."
+
+    steps: int = 10
+    "Its number of steps."
+
+    points: int = 1000
+    "How many test points to measure on."
+
+    batch_size: int = 250
+    "Images at a time."
+
+    seed: int = 0
+    "Seed of points, attack and draws."
+
+
+def make_spec(one: OneModel, spec: str | None) -> Spec:
+    """The experiment that the options describe."""
+    from mixup_inference.evaluation import check_spec  # noqa: PLC0415
+
+    if spec is not None:
+        raise InputError(f"give either an experiment ({spec}) or --data and a model, not both.")
+    if one.data is None:
+        raise InputError("--data is needed: a name of `mixup-inference data list`, or folder:PATH.")
+    if one.model is None and one.weights is None:
+        raise InputError("--model or --weights is needed; files of ours say which network it is.")
+    network = _network(one)
+    size = one.size
+    if size is None and network is None and one.data.startswith("folder:"):
+        size = _size_of(one.weights)
+    name = one.model or _name_of(one.weights)
+    settings: dict[str, Any] = {"lam": one.lam} if one.lam is not None else {}
+    settings |= dict(_setting(text) for text in one.setting)
+    rows: list[dict[str, Any]] = [{"title": name, "model": "model"}]
+    if one.defense != "none":
+        words = ", ".join(f"{key} {value}" for key, value in settings.items())
+        title = f"{name} + {one.defense}" + (f" ({words})" if words else "")
+        rows.append({"title": title, "model": "model", "defense": one.defense, **settings})
+    attack = {
+        "norm": one.norm,
+        "eps": _number(one.eps, "--eps"),
+        "step": _number(one.step, "--step"),
+        "steps": [one.steps],
+    }
+    document = {
+        "name": "evaluate",
+        "title": f"{name} on {one.data}",
+        "seed": one.seed,
+        "draws": one.draws,
+        "batch_size": one.batch_size,
+        "data": {"name": one.data, "test": one.points, "size": size, "channels": one.channels},
+        "models": {
+            "model": {"weights": one.weights and str(one.weights.expanduser()), "network": network}
+        },
+        "attack": attack if one.attack == "pgd" else None,
+        "rows": rows,
+    }
+    return check_spec(document, source="options")
+
+
+def _name_of(weights: Path | None) -> str:
+    """What to call a model of which there is only a file or a folder."""
+    assert weights is not None
+    return weights.parent.name if weights.name == "model.safetensors" else weights.stem
+
+
+def _network(one: OneModel) -> dict[str, Any] | None:
+    scale = {
+        key: _numbers(value, f"--{key}")
+        for key, value in (("mean", one.mean), ("std", one.std))
+        if value is not None
+    }
+    if one.model is not None:
+        return {"name": one.model, "classes": one.classes, **scale}
+    if scale or one.classes is not None:
+        raise InputError("--mean, --std and --classes need --model; files of ours carry them.")
+    return None
+
+
+def _size_of(weights: Path | None) -> int | None:
+    """The side of the images that a checkpoint of ours was trained on."""
+    from mixup_inference.models import from_pretrained  # noqa: PLC0415
+
+    config: dict[str, Any] = getattr(from_pretrained(str(weights)), "config", {})
+    return config.get("size")
+
+
+def _number(text: str, what: str) -> float:
+    """A number, or a fraction such as 8/255."""
+    try:
+        return float(Fraction(text))
+    except (ValueError, ZeroDivisionError):
+        raise InputError(f"{what} must be a number or a fraction like 8/255; saw {text}.") from None
+
+
+def _numbers(text: str, what: str) -> list[float]:
+    return [_number(part.strip(), what) for part in text.split(",")]
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """name=value, with the value as in TOML; what is not TOML is a string."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"--setting must be name=value; saw {text}.")
+    try:
+        return name.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name.strip(), value.strip()

@@ -1,0 +1,114 @@
+"""The work behind the commands on experiments, and what it says while it goes on."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from mixup_inference.datasets import shape_of
+from mixup_inference.evaluation import Experiment, Spec, collect, measure_speeds, plan
+from mixup_inference.evaluation.places import check_device
+from mixup_inference.progress import SILENT, RichProgress
+from mixup_inference.reporting import ConsoleListener, write_report, write_results
+
+if TYPE_CHECKING:
+    from mixup_inference.cli import Common
+
+
+def work(stage: str, spec: Spec, common: Common) -> None:
+    """Do one stage of an experiment, telling the terminal about it."""
+    started = time.perf_counter()
+    console = Console(quiet=common.quiet)
+    bars = SILENT if common.quiet else RichProgress(console if console.is_terminal else None)
+    logging.getLogger("mixup_inference").setLevel("WARNING" if common.quiet else "INFO")
+    experiment = Experiment(
+        spec,
+        common.output / spec.name,
+        device=common.device,
+        data_root=common.data_root,
+        progress=bars,
+    )
+    experiment.check()
+    listener = ConsoleListener(console, spec, experiment.columns)
+    experiment.listener = listener
+    listener.say(f"{spec.title}  ({experiment.folder})", "bold")
+    try:
+        if stage == "train":
+            paths = [experiment.model_folder(m) for m in spec.models if experiment.model(m)]
+        elif stage == "attack":
+            for model in spec.models:
+                for mode in spec.attack.modes if spec.attack else ():
+                    experiment.examples(model, mode)
+            paths = [experiment.folder / "attacks"]
+        else:
+            paths = _measure(experiment, listener, report=stage == "run", started=started)
+    except KeyboardInterrupt:
+        listener.say(
+            f"\nStopped. What was finished is kept in {experiment.folder}; go on with:\n"
+            f"  mixup-inference {shlex.join(sys.argv[1:])}"
+        )
+        raise
+    _print_summary(listener, paths, time.perf_counter() - started)
+
+
+def _measure(
+    experiment: Experiment, listener: ConsoleListener, *, report: bool, started: float
+) -> list[Path]:
+    """All cells, then the files."""
+    cells = len(experiment.spec.rows) * len(experiment.columns)
+    with experiment.progress.task("table", total=cells) as listener.task:
+        results = collect(experiment, seconds=time.perf_counter() - started)
+    paths = write_results(results, experiment.folder)
+    return paths + (write_report(results, experiment.folder) if report else [])
+
+
+def _print_summary(listener: ConsoleListener, paths: list[Path], seconds: float) -> None:
+    if listener.computed == 0:
+        listener.say("\nNothing was recomputed: everything was already there.")
+    else:
+        counts = f"{listener.computed} parts computed, {listener.reused} reused"
+        listener.say(f"\n{counts}, {seconds:.0f} s.")
+    for path in paths:
+        listener.say(f"  {path}")
+
+
+def print_plan(spec: Spec, *, device: str, data_root: Path | None) -> None:
+    """What an experiment would compute, part by part, with an estimate of the time."""
+    data = spec.data
+    shape = shape_of(data.name, root=data_root, size=data.size, channels=data.channels)
+    speeds = measure_speeds(spec, shape, check_device(device))
+    table = Table("stage", "what", title=spec.title, title_justify="left", box=None, pad_edge=False)
+    for name in ("forward", "backward", "time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    total = 0.0
+    for part in plan(spec, shape):
+        seconds = speeds[part.model].seconds(part)
+        total += seconds
+        back = f"{part.backward:,}" if part.backward else ""
+        table.add_row(part.stage, part.title, f"{part.forward:,}", back, _in_words(seconds))
+    console = Console()
+    console.print(table)
+    console.print(
+        f"\nIn all about {_in_words(total)} on this machine. Forward and backward: images through "
+        "the network and back. MI-Combined is counted at its most; what is already in the output "
+        "folder is not taken off.",
+        highlight=False,
+    )
+
+
+def _in_words(seconds: float) -> str:
+    """A time as people say it."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    hours = timedelta(seconds=seconds).total_seconds() / 3600
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"

@@ -1,0 +1,74 @@
+"""Images and labels as two tensors, from whatever the user has."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mixup_inference.errors import InputError
+
+
+def as_tensors(images: Any, labels: Any = None, *, what: str = "the data") -> tuple[Tensor, Tensor]:
+    """Two tensors or arrays, or a Dataset or DataLoader of (image, label), as two tensors.
+
+    Images of a Dataset may be tensors, arrays (channels first) or PIL images.
+
+    >>> data = [(torch.zeros(1, 2, 2), 0), (torch.ones(1, 2, 2), 1)]
+    >>> [tuple(tensor.shape) for tensor in as_tensors(data)]
+    [(2, 1, 2, 2), (2,)]
+    """
+    if labels is None:
+        return _collect(images, what)
+    return _tensor(images, f"{what}'s images"), _tensor(labels, f"{what}'s labels")
+
+
+def _tensor(values: Any, what: str) -> Tensor:
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(
+            f"{what} must be a tensor or an array; saw {type(values).__name__}."
+        ) from None
+
+
+def _collect(source: Any, what: str) -> tuple[Tensor, Tensor]:
+    """All images and labels of a loader (batches) or a map-style Dataset (single samples)."""
+    if isinstance(source, Tensor) or hasattr(source, "__array__"):
+        raise InputError(f"{what} needs labels beside the images.")
+    batched = getattr(source, "batch_size", None) is not None  # a DataLoader
+    if not batched and not (isinstance(source, Sized) and hasattr(source, "__getitem__")):
+        raise InputError(
+            f"{what} is given as images and labels, or as a Dataset or DataLoader of such pairs; "
+            f"saw {type(source).__name__}."
+        )
+    items = source if batched else (source[i] for i in range(len(source)))
+    images, labels = [], []
+    for number, item in enumerate(items):
+        try:
+            image, label = item
+            image = _image(image)
+            images.append(image if batched else image[None])
+            labels.append(torch.as_tensor(label) if batched else torch.as_tensor(label).reshape(1))
+        except (TypeError, ValueError, RuntimeError):
+            raise InputError(
+                f"item {number} of {what} is not a pair (image, label) of tensors or arrays; "
+                f"saw {type(item).__name__}."
+            ) from None
+    if not images:
+        raise InputError(f"{what} is empty.")
+    try:
+        return torch.cat(images), torch.cat(labels)
+    except (RuntimeError, TypeError):
+        raise InputError(f"the images of {what} must all have one size; resize them.") from None
+
+
+def _image(image: Any) -> Tensor:
+    """A tensor; a PIL image becomes uint8 with its channels first."""
+    if hasattr(image, "getbands"):
+        pixels = torch.from_numpy(np.array(image))
+        return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
+    return torch.as_tensor(image)

@@ -1,0 +1,158 @@
+"""What an experiment would compute: forward and backward passes, and an estimate of the time.
+
+Nothing is trained, attacked or downloaded. The passes are counted exactly, but for MI-Combined,
+whose second half is spent on suspicious inputs only and is counted in full. The time follows from
+the speed of the network on this machine, measured for a second or two.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mixup_inference.classifier import count_images, logits_of
+from mixup_inference.datasets import Shape
+from mixup_inference.defenses import make_defense
+from mixup_inference.evaluation.experiment import Blank
+from mixup_inference.evaluation.networks import build_network
+from mixup_inference.evaluation.spec import RowSpec, Spec
+from mixup_inference.models import from_pretrained
+from mixup_inference.pool import Pool
+from mixup_inference.training import Recipe
+
+#: How long each speed is measured.
+SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """One part of an experiment: how many images go forward, and how many of them back again."""
+
+    stage: str
+    title: str
+    model: str
+    forward: int
+    backward: int = 0
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Images a second: forward only, and forward and backward."""
+
+    forward: float
+    both: float
+
+    def seconds(self, work: Work) -> float:
+        """How long a piece of work takes."""
+        return (work.forward - work.backward) / self.forward + work.backward / self.both
+
+
+def plan(spec: Spec, shape: Shape) -> list[Work]:
+    """All parts of an experiment on data of this shape, in the order in which they are done."""
+    work = []
+    train = shape.train if shape.test else shape.train - _points(spec)
+    used = [name for name in spec.models if any(row.model == name for row in spec.rows)]
+    for name in used:
+        if spec.is_trained(name):
+            recipe = spec.recipe(name)
+            passes = training_passes(recipe, train)
+            title = f"{recipe.objective}, {recipe.epochs} epochs"
+            work.append(Work("train", f"{name}: {title}", name, *passes))
+    for name in used:
+        for mode in spec.attack.modes if spec.attack else ():
+            assert spec.attack is not None
+            steps, look = max(spec.attack.steps), spec.attack.labels == "predicted"
+            back = spec.data.test * steps
+            title = f"{name}: {mode} PGD-{steps}"
+            work.append(Work("attack", title, name, back + spec.data.test * look, back))
+    columns = 1 + (len(spec.attack.modes) * len(spec.attack.steps) if spec.attack else 0)
+    for row in spec.rows:
+        passes_of_row = defense_passes(row, spec.draws, shape)
+        forward = passes_of_row * spec.data.test * columns
+        work.append(Work("measure", row.title, row.model, forward))
+    return work
+
+
+def _points(spec: Spec) -> int:
+    return spec.data.test + spec.data.tuning + spec.data.calibration
+
+
+def training_passes(recipe: Recipe, images: int) -> tuple[int, int]:
+    """Forward and backward passes of a training run.
+
+    An adversarial objective makes an example of every image, and trains on both.
+
+    >>> training_passes(Recipe(objective="at", epochs=1, batch_size=10, steps=10), 100)
+    (1200, 1200)
+    """
+    per_epoch = min(images, recipe.steps_of_epoch(images) * recipe.batch_size)
+    if recipe.objective in ("erm", "mixup"):
+        return recipe.epochs * per_epoch, recipe.epochs * per_epoch
+    look = recipe.attack_labels == "predicted"
+    back = recipe.epochs * per_epoch * (recipe.steps + 2)
+    return back + recipe.epochs * per_epoch * look, back
+
+
+def defense_passes(row: RowSpec, draws: int, shape: Shape) -> int:
+    """Forward passes an image, counted on a model that knows nothing."""
+    blank = Blank(shape.classes)
+    image = torch.full((1, shape.channels, *shape.size), 0.5)
+    pool = Pool(image.expand(shape.classes, -1, -1, -1), torch.arange(shape.classes))
+    settings: dict[str, Any] = dict(row.settings)
+    if row.defense == "mi-combined":
+        settings["threshold"] = -1.0  # everything is suspicious
+    if row.defense != "none":
+        settings["draws"] = draws
+    defense = make_defense(row.defense, blank, pool, **settings)
+    with torch.no_grad(), count_images(blank) as images:
+        defense(image)
+    return images[0]
+
+
+def measure_speeds(spec: Spec, shape: Shape, device: str = "cpu") -> dict[str, Speed]:
+    """The speed of each model's network on this machine, at the experiment's batch size."""
+    x = torch.rand(min(spec.batch_size, 64), shape.channels, *shape.size, device=device)
+    speeds: dict[str, Speed] = {}
+    of_network: dict[str, Speed] = {}
+    for name in spec.models:
+        network, weights = spec.network_of(name), spec.models[name].weights
+        key = str(network or weights)
+        if key not in of_network:
+            if network is None:
+                assert weights is not None
+                model = from_pretrained(weights)
+            else:
+                model = build_network(network, classes=shape.classes, channels=shape.channels)
+            of_network[key] = _measure(model.to(device).eval(), x)
+        speeds[name] = of_network[key]
+    return speeds
+
+
+def _measure(model: nn.Module, x: Tensor) -> Speed:
+    def forward() -> None:
+        with torch.no_grad():
+            logits_of(model, x)
+
+    def both() -> None:
+        logits_of(model, x.requires_grad_()).sum().backward()
+
+    started = time.perf_counter()
+    forward()
+    if time.perf_counter() - started > SECONDS:
+        x = x[:8]  # a large network: its speed hardly depends on the size of the batch
+    return Speed(_rate(forward, len(x)), _rate(both, len(x)))
+
+
+def _rate(job: Callable[[], None], images: int) -> float:
+    """Images a second, over SECONDS, after one call to warm up."""
+    job()
+    calls, started = 0, time.perf_counter()
+    while time.perf_counter() - started < SECONDS:
+        job()
+        calls += 1
+    return calls * images / (time.perf_counter() - started)

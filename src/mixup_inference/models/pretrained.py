@@ -1,0 +1,108 @@
+"""Trained models as folders that say what they are, on disk or on the Hugging Face hub."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from mixup_inference.errors import InputError
+from mixup_inference.files import write_json
+from mixup_inference.models.checkpoint import load_checkpoint, save_checkpoint
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+def save_pretrained(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    data: str | None = None,
+    recipe: Any = None,
+    clean_accuracy: Any = None,
+    repo_id: str | None = None,
+    **about: Any,
+) -> Path:
+    """Write a model of the registry as ``model.safetensors`` and ``config.json``.
+
+    Args:
+        model: built with ``create_model``, so that it can be built again.
+        folder: is made if it is not there.
+        data: the name of the data set it was trained on.
+        recipe: the ``Recipe`` of its training.
+        clean_accuracy: as ``evaluate`` returned it, on points that it was not trained on.
+        repo_id: also upload the folder to this repository of the Hugging Face hub.
+        about: whatever else its users should know; JSON.
+    """
+    if getattr(model, "config", None) is None:
+        raise InputError(
+            "only models made with create_model can be saved so that they can be built again; "
+            "save your own with safetensors and load them with load_weights(model, path)."
+        )
+    card = {
+        "objective": getattr(recipe, "objective", None),
+        "data": data,
+        "recipe": _plain(recipe),
+        "clean_accuracy": _plain(clean_accuracy),
+        **about,
+    }
+    card = {name: value for name, value in card.items() if value is not None}
+    folder = Path(folder)
+    save_checkpoint(folder / WEIGHTS, model, **card)
+    _, header = load_checkpoint(folder / WEIGHTS)
+    write_json(folder / CONFIG, header)
+    if repo_id is not None:
+        hub = _hub(repo_id)
+        hub.create_repo(repo_id, exist_ok=True)
+        hub.upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=[WEIGHTS, CONFIG])
+    return folder
+
+
+def from_pretrained(name: str | Path) -> nn.Module:
+    """A model that ``save_pretrained`` wrote, in eval mode; ``model.card`` says what it is.
+
+    ``name`` is a folder, a file, or ``user/repository`` on the Hugging Face hub. Weights are
+    checked against the hash in their header, and nothing in the file can run.
+    """
+    path = Path(name)
+    if path.is_dir():
+        path /= WEIGHTS
+    elif not path.is_file():
+        path = _from_hub(str(name))
+    model, header = load_checkpoint(path)
+    object.__setattr__(model, "card", header)
+    return model
+
+
+def _from_hub(name: str) -> Path:
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise InputError(
+            f"there is no folder or file {name}; a model on the Hugging Face hub is called "
+            "user/repository."
+        )
+    hub = _hub(name)
+    try:
+        return Path(hub.hf_hub_download(name, WEIGHTS))
+    except Exception as error:
+        raise InputError(
+            f"{name} is neither a folder here nor could {WEIGHTS} be fetched from the Hugging "
+            f"Face hub ({type(error).__name__}: {str(error).splitlines()[0]})."
+        ) from error
+
+
+def _hub(name: str) -> Any:
+    try:
+        import huggingface_hub  # noqa: PLC0415 (optional)
+    except ImportError:
+        raise InputError(
+            f"{name} is not a folder here; to use the Hugging Face hub, install "
+            "mixup-inference[hub]."
+        ) from None
+    return huggingface_hub
+
+
+def _plain(value: Any) -> Any:
+    """A dataclass as a dictionary; anything else as it is."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value

@@ -1,0 +1,119 @@
+"""A user's own model and data from the command line, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from e2e.process import call
+from mixup_inference import save_pretrained
+from mixup_inference.datasets import load_dataset
+
+FACTORY = """
+from torch import nn
+
+def build(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+"""
+PGD = ["--eps", "0.2", "--step", "1/10", "--steps", "3", "--draws", "3", "--points", "60"]
+
+
+def cells(folder):
+    document = json.loads((folder / "evaluate" / "results.json").read_text())
+    return {row["title"]: row["cells"] for row in document["rows"]}
+
+
+@pytest.fixture(scope="module")
+def saved(trained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    return save_pretrained(trained, folder / "digits-net", data="digits")
+
+
+def test_one_command_measures_a_model_bare_and_defended(saved, tmp_path):
+    command = ["evaluate", "--data", "digits", "--weights", saved, "--lam", "0.5", *PGD]
+    done = call(*command, "-o", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "digits has no test part" in done.stderr
+    rows = cells(tmp_path)
+    assert [*rows] == ["digits-net", "digits-net + mi-ol (lam 0.5)"]
+    assert [*rows["digits-net"]] == ["clean", "untargeted PGD-3", "targeted PGD-3"]
+    assert rows["digits-net"]["clean"]["accuracy"] > 0.9
+    assert rows["digits-net"]["untargeted PGD-3"]["accuracy"] < 0.7
+    again = call(*command, "-o", tmp_path)
+    assert "Nothing was recomputed" in again.stdout
+
+
+def test_without_attack_and_defence_it_is_the_plain_accuracy(saved, tmp_path):
+    command = ["evaluate", "--data", "digits", "--weights", saved / "model.safetensors"]
+    done = call(*command, "--attack", "none", "--defense", "none", "--points", "50", "-o", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {title: [*row] for title, row in cells(tmp_path).items()} == {"digits-net": ["clean"]}
+
+
+def test_a_factory_of_the_users_with_weights_of_theirs(tmp_path):
+    (tmp_path / "their_net.py").write_text(FACTORY)
+    digits = load_dataset("digits").train
+    x = (digits.pixels.flatten(1) - 0.3) / 0.4
+    centres = torch.stack([x[digits.labels == c].mean(0) for c in range(10)])
+    state = {"1.weight": centres, "1.bias": -0.5 * centres.square().sum(1)}
+    torch.save({"state_dict": {f"module.{k}": v for k, v in state.items()}}, tmp_path / "w.pt")
+    command = ["evaluate", "--data", "digits", "--model", "their_net:build", "--weights", "w.pt"]
+    plain = ["--defense", "none", "--attack", "none", "--points", "500"]
+    right = call(*command, "--mean", "0.3", "--std", "0.4", *plain, cwd=tmp_path)
+    assert right.returncode == 0, right.stderr
+    nearest = (x @ centres.T + state["1.bias"]).argmax(1)
+    rows = cells(tmp_path / "runs")
+    assert rows["their_net:build"]["clean"]["accuracy"] == pytest.approx(
+        float((nearest == digits.labels).double().mean()), abs=0.05
+    )
+    assert "better than chance" not in right.stderr
+    wrong = call(*command, "--mean", "-60", "--std", "0.001", *plain, cwd=tmp_path)
+    assert "warning: the model classifies only" in wrong.stderr
+    assert "Is the normalisation right" in wrong.stderr
+    assert cells(tmp_path / "runs") != rows  # known to be another model, though its weights are not
+
+
+def test_a_folder_of_images(saved, tmp_path):
+    digits = load_dataset("digits").train
+    for number in range(300):
+        image = Image.fromarray((digits.images[number, 0] * 255).byte().numpy()).resize((16, 16))
+        part, label = ("train", "test")[number % 2], str(int(digits.labels[number]))
+        folder = tmp_path / "photos" / part / label
+        folder.mkdir(parents=True, exist_ok=True)
+        image.save(folder / f"{number}.png")
+    (folder / "broken.png").write_text("<html>")
+    command = ["evaluate", "--data", f"folder:{tmp_path / 'photos'}", "--weights", saved, *PGD]
+    done = call(*command, "-o", tmp_path / "out", "--size", "8")
+    assert done.returncode == 0, done.stderr
+    assert "1 of 301 image files cannot be read" in done.stderr
+    assert "broken.png" in done.stderr
+    assert cells(tmp_path / "out")["digits-net"]["clean"]["accuracy"] > 0.8
+    wrong = call(*command, "-o", tmp_path / "out", "--size", "8", "--channels", "3")
+    assert wrong.returncode == 2
+    assert "does not take images of 3 channels and 8x8" in wrong.stderr
+    seen = call("data", "verify", f"folder:{tmp_path / 'photos'}")
+    assert "150 + 150 grey images of 16x16, 10 classes" in seen.stdout
+
+
+def test_dry_run_and_smoke(tmp_path):
+    plan = call("run", "digits", "--dry-run", "-o", tmp_path / "out")
+    assert plan.returncode == 0, plan.stderr
+    assert "Mixup + MI-OL" in plan.stdout
+    assert "In all about" in plan.stdout
+    assert not (tmp_path / "out").exists()
+    smoke = call("run", "digits", "--smoke", "-o", tmp_path / "out")
+    assert smoke.returncode == 0, smoke.stderr
+    document = json.loads((tmp_path / "out" / "digits-smoke" / "results.json").read_text())
+    assert document["rows"][0]["cells"]["clean"]["total"] == 32
+    assert document["models"]["mixup"]["epochs"] == 1
+
+
+def test_what_there_is_is_listed(tmp_path):
+    done = call("data", "list", "--data-root", tmp_path)
+    assert done.returncode == 0
+    for words in ("digits", "embedded", "cifar100-coarse", "not here yet", str(tmp_path)):
+        assert words in done.stdout
+    assert call("data", "get", "digits").stdout.startswith("digits: 1,797 grey images")

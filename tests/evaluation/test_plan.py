@@ -1,0 +1,104 @@
+"""The plan against what really happens, counted on the network itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mixup_inference import pgd, train
+from mixup_inference.classifier import count_images
+from mixup_inference.datasets import Shape
+from mixup_inference.evaluation import Experiment, load_spec, parse_spec, plan
+from mixup_inference.evaluation.plan import Speed, Work, defense_passes, training_passes
+from mixup_inference.training import Recipe
+
+
+@pytest.mark.parametrize("labels", ["true", "predicted"])
+@pytest.mark.parametrize("objective", ["erm", "mixup", "at", "iat"])
+@pytest.mark.parametrize("most", [None, 1])
+def test_training_passes_are_those_that_training_makes(parts, objective, labels, most):
+    x, y = parts["train"].images, parts["train"].labels
+    recipe = Recipe(
+        objective=objective, epochs=2, batch_size=16, steps=3, attack_labels=labels, max_steps=most
+    )
+    x, y = x[:32], y[:32]
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(x[0].numel(), 10))
+    with count_images(model) as images:
+        train(model, x, y, recipe)
+    # One more pair of images tells training how many classes there are.
+    assert training_passes(recipe, 32)[0] == images[0] - 2
+
+
+@pytest.mark.parametrize("labels", ["true", "predicted"])
+def test_attack_passes_are_those_that_pgd_makes(trained, parts, labels):
+    test = parts["test"].take(torch.arange(20))
+    with count_images(trained) as images:
+        pgd(trained, test.images, test.labels, eps=0.1, step=0.05, steps=4, labels=labels)
+    spec = parse_spec(SPEC.replace("LABELS", labels))
+    work = next(w for w in plan(spec, Shape(1797, 0, 1, (8, 8), 10)) if w.stage == "attack")
+    assert (work.forward, work.backward) == (images[0], 20 * 4)
+
+
+SPEC = """
+name = "tiny"
+title = "tiny"
+draws = 5
+[data]
+name = "digits"
+test = 20
+[network]
+name = "small_cnn"
+width = 4
+[models.mixup]
+objective = "mixup"
+epochs = 1
+[attack]
+eps = 0.1
+step = 0.05
+steps = [2, 4]
+labels = "LABELS"
+[[rows]]
+title = "none"
+model = "mixup"
+[[rows]]
+title = "mi-ol"
+model = "mixup"
+defense = "mi-ol"
+[[rows]]
+title = "combined"
+model = "mixup"
+defense = "mi-combined"
+threshold = -1.0
+[[rows]]
+title = "rotation"
+model = "mixup"
+defense = "rotation"
+"""
+
+
+def test_measuring_passes_are_those_of_the_table(tmp_path):
+    spec = parse_spec(SPEC.replace("LABELS", "true"))
+    experiment = Experiment(spec, tmp_path)
+    work = [w for w in plan(spec, Shape(1797, 0, 1, (8, 8), 10)) if w.stage == "measure"]
+    for row, part in zip(spec.rows, work, strict=True):
+        cells = [experiment.cell(row, column) for column in experiment.columns]
+        assert sum(cell.passes * cell.total for cell in cells) == pytest.approx(part.forward)
+
+
+def test_the_paper_needs_31_passes_an_image():
+    spec = load_spec("paper-cifar10")
+    shape = Shape(50_000, 10_000, 3, (32, 32), 10)
+    passes = {row.title: defense_passes(row, spec.draws, shape) for row in spec.rows}
+    assert passes["Mixup"] == 1
+    assert passes["Mixup + MI-OL"] == 31
+    assert passes["Mixup + MI-Combined"] == 61
+    assert passes["Mixup + Guo et al."] == 30
+    training = {w.model: w for w in plan(spec, shape) if w.stage == "train"}
+    assert training["mixup"].forward == 200 * 50_000
+    assert training["iat"].backward == 200 * 50_000 * 12
+
+
+def test_time_follows_from_the_two_speeds():
+    speed = Speed(forward=100.0, both=20.0)
+    assert speed.seconds(Work("measure", "", "m", 500)) == 5
+    assert speed.seconds(Work("attack", "", "m", 300, 200)) == 1 + 10
