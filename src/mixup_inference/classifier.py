@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
             f"the model's weights are {dtype_of(model)}, the images {x.dtype}; convert one of "
             f"them ({error})."
         ) from error
-    out = getattr(out, "logits", out)  # the outputs of Hugging Face's image classifiers
+    out = unwrap(out)
     if not isinstance(out, Tensor):
         raise InputError(
             f"the model must return one tensor of logits; it returned {type(out).__name__}. "
@@ -56,6 +57,11 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
             f"for a batch of {x.shape[0]} it returned {tuple(out.shape)}."
         )
     return out
+
+
+def unwrap(out: Any) -> Any:
+    """The logits of an output that carries them, as those of Hugging Face's classifiers do."""
+    return getattr(out, "logits", out)
 
 
 def refuse_probabilities(logits: Tensor) -> None:

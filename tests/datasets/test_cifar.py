@@ -104,10 +104,25 @@ def test_what_is_missing_truncated_or_altered(tmp_path):
     packed = archive.read_bytes()
     tiny.load(tmp_path / "x")
     damaged = packed[: len(packed) // 2] + b"\0" * 99 + packed[len(packed) // 2 + 99 :]
-    for content in (b"<html>", b"", packed[: len(packed) // 2], damaged):
+    with tarfile.open(tmp_path / "linked.tar.gz", "w:gz") as tar:
+        member = tarfile.TarInfo(f"{CIFAR10.binary.folder}/data_batch_1.bin")
+        member.type, member.linkname = tarfile.SYMTYPE, "data_batch_1.bin"
+        tar.addfile(member)
+    linked = (tmp_path / "linked.tar.gz").read_bytes()
+    for content in (b"<html>", b"", packed[: len(packed) // 2], damaged, linked):
         archive.write_bytes(content)
         with pytest.raises(InputError, match="not the official archive"):
             tiny.load(tmp_path / "x")
+
+
+@pytest.mark.parametrize("layout", ["binary", "python"])
+def test_an_archive_under_another_name_is_known_by_its_content(tmp_path, layout):
+    tiny, _ = small(CIFAR10, tmp_path / "here", layout)
+    folder = tiny.binary.folder if layout == "binary" else tiny.python.folder
+    with tarfile.open(tmp_path / "download", "w:gz") as tar:
+        tar.add(tmp_path / "here" / folder, folder)
+    assert len(tiny.load(tmp_path / "download").train) == 60
+    assert CIFAR100.place(tmp_path / "download") is None
 
 
 class Evil:
@@ -124,6 +139,7 @@ class Evil:
         b"cos\nsystem\n(S'echo executed!'\ntR.",
         b"cnumpy.core.multiarray\nscalar\n.",
         pickle.dumps([1, 2]),
+        pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [[0, 1]]}, protocol=2),
         pickle.dumps({"data": np.zeros((2, 3071), np.uint8), "labels": [0, 1]}, protocol=2),
         pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [0, 1, 2]}, protocol=2),
         pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [0, 256]}, protocol=2),

@@ -89,8 +89,11 @@ def test_fitting_to_another_size_and_number_of_channels():
     assert Dataset(colour, colour).fitted(size=2).test.images.shape[-1] == 2
     # halving the side with antialiasing keeps the mean brightness
     assert abs(colour.fitted(size=3).pixels.mean() - colour.pixels.mean()) < 0.02
+    for wrong in ((3, 3, 3), "8", 8.0):
+        with pytest.raises(InputError, match="size"):
+            colour.fitted(size=wrong)
     for wrong in (0, (3, 0)):
-        with pytest.raises(InputError, match="positive"):
+        with pytest.raises(InputError, match="at least 1"):
             colour.fitted(size=wrong)
     with pytest.raises(InputError, match="1 or 3 channels"):
         colour.fitted(channels=2)
@@ -115,10 +118,15 @@ def test_any_torch_dataset_becomes_two_tensors():
     pil = Pairs([(Image.fromarray(i.permute(1, 2, 0).numpy()), int(label)) for i, label in pairs])
     arrays = Pairs([(image.numpy(), label) for image, label in pairs])
     loader = torch.utils.data.DataLoader(pairs, batch_size=4)
-    for source in (pairs, pil, arrays, loader):
+    by_sampler = torch.utils.data.DataLoader(pairs, batch_sampler=[[0, 1], [2, 3, 4, 5]])
+    one_by_one = torch.utils.data.DataLoader(pairs, batch_size=None)
+    for source in (pairs, pil, arrays, loader, by_sampler, one_by_one):
         got = as_tensors(source)
         assert torch.equal(got[0], x)
         assert torch.equal(got[1], y)
+    palette = as_tensors([(pil[0][0].convert("P", palette=Image.Palette.ADAPTIVE), 0)])[0]
+    assert (palette.float() - x[:1].float()).abs().mean() < 12  # colours, not palette numbers
+    assert as_tensors([(pil[0][0].convert("RGBA"), 0)])[0].shape == (1, 3, 4, 4)
     grey = Image.fromarray(x[0, 0].numpy())
     assert as_tensors([(grey, 0)])[0].shape == (1, 1, 4, 4)
     with pytest.raises(InputError, match="one size"):

@@ -14,8 +14,7 @@ import pytest
 import torch
 from PIL import Image, ImageFile, ImageOps, PngImagePlugin
 
-from mixup_inference.datasets import folder as module
-from mixup_inference.datasets import image_file
+from mixup_inference.datasets import image_file, splits
 from mixup_inference.datasets.folder import load_folder
 from mixup_inference.errors import InputError, MixupInferenceWarning
 
@@ -464,19 +463,19 @@ def test_too_much_for_the_memory(tmp_path, monkeypatch):
     two_classes(tmp_path)
     with pytest.raises(InputError, match=r"2 images of 20000000x20000000 .* need 800,000\.0 GB"):
         load_folder(tmp_path, size=20_000_000)
-    monkeypatch.setattr(module, "_memory", lambda: 2 * 16 - 1)
+    monkeypatch.setattr(splits, "_memory", lambda: 2 * 16 - 1)
     with pytest.raises(InputError, match="Give a smaller size"):
         load_folder(tmp_path)
-    monkeypatch.setattr(module, "_memory", lambda: 2 * 16)
+    monkeypatch.setattr(splits, "_memory", lambda: 2 * 16)
     assert len(load_folder(tmp_path).train) == 2
 
 
 def test_memory_is_unlimited_where_the_system_does_not_say(monkeypatch):
-    assert 1e8 < module._memory() < 1e14
+    assert 1e8 < splits._memory() < 1e14
     monkeypatch.setattr(os, "sysconf", lambda name: -1)
-    assert module._memory() == float("inf")
+    assert splits._memory() == float("inf")
     monkeypatch.delattr(os, "sysconf")
-    assert module._memory() == float("inf")
+    assert splits._memory() == float("inf")
 
 
 def test_progress_is_told_of_every_file(tmp_path):
@@ -505,9 +504,9 @@ def test_an_interruption_does_not_go_through_the_rest(tmp_path, monkeypatch):
     for number in range(200):
         save(tmp_path / "ab"[number % 2] / f"{number}.png", plain(1))
     decoded = []
-    real = image_file._eight_bits
+    real = image_file.eight_bits
     monkeypatch.setattr(
-        image_file, "_eight_bits", lambda *inputs: (decoded.append(1), real(*inputs))[1]
+        image_file, "eight_bits", lambda *inputs: (decoded.append(1), real(*inputs))[1]
     )
 
     class Impatient:
@@ -533,3 +532,11 @@ def test_many_images_land_in_their_rows(tmp_path):
     assert values(data) == rows
     assert data.labels.tolist() == [row % 3 for row in rows]
     assert data.images.is_contiguous()
+
+
+@pytest.mark.parametrize("names", [("Train", "Test"), ("training", "validation")])
+def test_parts_under_other_names_are_not_classes(tmp_path, names):
+    for name in names:
+        two_classes(tmp_path / name)
+    with pytest.raises(InputError, match="look like parts of a data set"):
+        load_folder(tmp_path)

@@ -390,3 +390,30 @@ def test_bad_index(index):
 def test_bad_label_functions(rule, words):
     with pytest.raises(InputError, match=words):
         make(labels=rule)(X)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_large_images_and_a_thousand_classes_stay_within_memory(gradient):
+    """At 224x224 no more than 20 images pass through the model at once, whatever the batch."""
+    seen = []
+
+    class Large(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, 1000)
+
+        def forward(self, x):
+            seen.append(len(x))
+            return self.head(x.mean((2, 3)))
+
+    image = torch.randint(0, 256, (1, 3, 224, 224)).byte()
+    pool = Pool(image.expand(1000, -1, -1, -1), torch.arange(1000))  # one image in memory
+    x = torch.rand(25, 3, 224, 224, requires_grad=gradient)
+    out = MixupInference(Large(), pool, lam=0.5, draws=3)(x)
+    assert out.shape == (25, 1000)
+    torch.testing.assert_close(out.exp().sum(1), torch.ones(25))
+    assert max(seen) <= 20
+    assert sum(seen) == 25 * (1 + 3)
+    if gradient:
+        out[:, 0].sum().backward()
+        assert x.grad.abs().sum() > 0

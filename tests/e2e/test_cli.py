@@ -258,7 +258,7 @@ def test_help_shows_examples_everywhere():
         (["evaluate", "--model", "resnet20"], "--data is needed"),
         (["evaluate", "--data", "digits"], "--model or --weights is needed"),
         (["evaluate", "digits", "--data", "digits"], "not both"),
-        (["evaluate", "--data", "digits", "--model", "resnet20"], "objective' is missing"),
+        (["evaluate", "--data", "digits", "--model", "resnet20"], "--weights is needed"),
         (["evaluate", "--data", "digits", "--weights", "x", "--mean", "1"], "need --model"),
         (["evaluate", "--data", "digits", "--weights", "x", "--eps", "8:255"], "8:255"),
         (["evaluate", "--data", "digits", "--weights", "x", "--setting", "a"], "name=value"),

@@ -22,7 +22,8 @@ PGD = ["--eps", "0.2", "--step", "1/10", "--steps", "3", "--draws", "3", "--poin
 
 
 def cells(folder):
-    document = json.loads((folder / "evaluate" / "results.json").read_text())
+    (path,) = folder.glob("evaluate-*/results.json")
+    document = json.loads(path.read_text())
     return {row["title"]: row["cells"] for row in document["rows"]}
 
 
@@ -117,3 +118,49 @@ def test_what_there_is_is_listed(tmp_path):
     for words in ("digits", "embedded", "cifar100-coarse", "not here yet", str(tmp_path)):
         assert words in done.stdout
     assert call("data", "get", "digits").stdout.startswith("digits: 1,797 grey images")
+
+
+def test_tuned_settings_are_kept_and_used(saved, tmp_path):
+    command = ["--data", "digits", "--weights", saved, *PGD, "-o", tmp_path]
+    done = call("tune", *command, "--loss", "30")
+    assert done.returncode == 0, done.stderr
+    assert "<- chosen" in done.stdout
+    (preset,) = tmp_path.rglob("*.toml")
+    assert 'defense = "mi-ol"' in preset.read_text()
+    used = call("evaluate", *command, "--preset", preset)
+    assert used.returncode == 0, used.stderr
+    assert "digits-net + model+mi-ol" in used.stdout
+    wrong = call("evaluate", *command, "--preset", preset, "--lam", "0.5")
+    assert "brings its own settings" in wrong.stderr
+    strict = call("tune", *command, "--loss", "-1")
+    assert strict.returncode == 2
+    assert "Traceback" not in strict.stderr
+
+
+def test_analyze_says_whether_the_model_is_linear_enough(saved, tmp_path):
+    command = ["--data", "digits", "--weights", saved, *PGD, "-o", tmp_path]
+    done = call("analyze", *command)
+    assert done.returncode == 0, done.stderr
+    assert "linear between clean samples" in done.stdout
+    assert "MI-PL 0.5" in done.stdout
+    assert "low confidence" in done.stdout
+    (path,) = tmp_path.rglob("analysis.json")
+    found = json.loads(path.read_text())["model"]
+    assert len(found["theory"]) == 2 * 2 * 9
+    assert found["detection"]["scores"]
+
+
+def test_reports_from_results_that_are_there(saved, tmp_path):
+    for points in ("30", "40"):
+        call("evaluate", "--data", "digits", "--weights", saved, "--attack", "none", "--points",
+             points, "-o", tmp_path / points)  # fmt: skip
+    runs = sorted(tmp_path.glob("*/evaluate-*"))
+    one = call("report", runs[0])
+    assert one.returncode == 0, one.stderr
+    assert (runs[0] / "report.html").exists()
+    both = call("report", *runs, "-o", tmp_path / "both.html")
+    assert both.returncode == 0, both.stderr
+    assert "digits-net" in (tmp_path / "both.html").read_text()
+    wrong = call("report", tmp_path)
+    assert wrong.returncode == 2
+    assert "finished run" in wrong.stderr

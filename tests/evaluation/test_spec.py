@@ -175,6 +175,16 @@ def test_a_network_is_needed_unless_the_weights_bring_it():
     assert spec.network_of("mixup") is None
 
 
+def test_one_mistake_is_one_line():
+    with pytest.raises(InputError) as caught:
+        parse_spec(GOOD.replace('defense = "mi-ol"', 'defense = ["x"]'))
+    assert str(caught.value) == "spec: rows.1: defense must be a name; saw ['x']."
+
+
+def test_a_small_spec_stays_small_under_smoke():
+    assert parse_spec(GOOD.replace("test = 50", "test = 4")).smoke().data.test == 4
+
+
 def test_rows_by_preset():
     row = 'defense = "mi-ol"\nlam = {uniform = [0.4, 0.6]}'
     spec = parse_spec(GOOD.replace(row, 'preset = "cifar10/mixup+mi-combined"'))

@@ -118,3 +118,50 @@ def test_a_changed_weight_is_noticed(path):
     for load in (load_checkpoint, lambda p: load_weights(create_model("small_cnn", 4), p)):
         with pytest.raises(InputError, match="do not match the hash"):
             load(path)
+
+
+class Wrap(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        lambda w: w,
+        lambda w: {f"module.{k}": v for k, v in w.items()},
+        lambda w: {"model": {"state_dict": w}},
+        lambda w: {**{f"net.{k}": v for k, v in w.items()}, "criterion.weight": torch.ones(3)},
+    ],
+    ids=["plain", "prefix", "two wrappers", "beside a loss"],
+)
+@pytest.mark.parametrize("build", [Wrap, lambda: torch.nn.Linear(2, 2)], ids=["wrap", "linear"])
+def test_prefixes_are_taken_off_only_where_that_helps(path, stored, build):
+    source, target = build(), build()
+    torch.save(stored(source.state_dict()), path)
+    load_weights(target, path)
+    for name, tensor in source.state_dict().items():
+        assert torch.equal(target.state_dict()[name], tensor)
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [torch.full((2, 2), float("nan")), torch.ones(2, 2).char(), torch.eye(2).to_sparse()],
+    ids=["nan", "int8", "sparse"],
+)
+def test_weights_that_are_not_usable(path, weight):
+    torch.save({"weight": weight, "bias": torch.zeros(2)}, path)
+    with pytest.raises(InputError, match="weight in"):
+        load_weights(torch.nn.Linear(2, 2), path)
+
+
+@pytest.mark.parametrize(
+    "lie", [{"num_classes": -1}, {"num_classes": 10**12}, {"mean": "abc"}, {"seed": "x"}]
+)
+def test_headers_that_lie(path, lie):
+    model = create_model("small_cnn", 4)
+    object.__setattr__(model, "config", model.config | lie)
+    save_checkpoint(path, model)
+    with pytest.raises(InputError, match="names an architecture"):
+        load_checkpoint(path)

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from mixup_inference import InputError
+from mixup_inference import InputError, train
 from mixup_inference.models import Normalized, import_model
+from mixup_inference.training import Recipe
 
 MODULE = """
 from torch import nn
@@ -85,3 +87,35 @@ def test_outputs_that_carry_logits_pass_through():
             return type("Output", (), {"logits": x.flatten(1)})()
 
     assert Normalized(Theirs(), mean=0.0, std=1.0)(torch.rand(2, 3, 2, 2)).shape == (2, 12)
+
+
+def test_a_wrapped_model_trains_as_the_bare_one_does():
+    """Batch norm inside must see training mode."""
+    net = nn.Sequential(nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 2))
+    model = Normalized(net, channels=1, mean=0.5, std=0.5)
+    x, y = torch.rand(16, 1, 2, 2), torch.arange(16) % 2
+    train(model, x, y, Recipe(objective="erm", epochs=1, batch_size=8))
+    assert net[1].num_batches_tracked == 2
+    assert net[1].running_mean.abs().sum() > 0
+
+
+def test_training_understands_outputs_that_carry_logits(tmp_path):
+    class Theirs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config = object()  # as Hugging Face's models have one
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return type("Output", (), {"logits": self.head(x.flatten(1))})()
+
+    x, y = torch.rand(16, 1, 2, 2), torch.arange(16) % 2
+    recipe = Recipe(objective="mixup", epochs=1, batch_size=8)
+    train(Theirs(), list(zip(x, y, strict=True)), recipe, folder=tmp_path)
+
+
+def test_means_from_arrays_and_nonsense():
+    Normalized(nn.Flatten(), mean=torch.tensor([0.1, 0.2, 0.3]), std=np.ones(3))
+    for wrong in ("abc", float("nan"), ["a"], (0.1, 0.2)):
+        with pytest.raises(InputError, match="mean must be"):
+            Normalized(nn.Flatten(), mean=wrong, std=1.0)

@@ -131,7 +131,7 @@ def test_files_that_hold_something_else(tmp_path, capsys):
     for content, words in (
         ({"state_dict": {"a": Bomb()}}, "never loaded"),
         ([1, 2], "holds no state_dict; saw list"),
-        ({"epoch": 3}, "holds no tensors"),
+        ({"epoch": 3}, "holds no named tensors"),
     ):
         torch.save(content, path)
         with pytest.raises(InputError, match=words):

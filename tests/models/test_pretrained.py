@@ -24,7 +24,7 @@ def test_round_trip(model, tmp_path):
         tmp_path / "m",
         data="cifar10",
         recipe=Recipe(objective="iat", epochs=3),
-        clean_accuracy=Accuracy(80, 100, 1.0),
+        clean_accuracy=Accuracy(80, 100),
         note="a trial",
     )
     assert {path.name for path in folder.iterdir()} == {"model.safetensors", "config.json"}
@@ -65,7 +65,7 @@ def test_a_checkpoint_cannot_name_code_to_import(model, tmp_path):
 
 
 def test_names_that_lead_nowhere(monkeypatch):
-    for name in ("nowhere", "./no/where", "a/b/c"):
+    for name in ("nowhere", "./no/where", "a/b/c", "runs/modle.safetensors"):
         with pytest.raises(InputError, match="there is no folder or file"):
             from_pretrained(name)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import sys
 import warnings
 from dataclasses import dataclass
@@ -71,6 +73,10 @@ DryRun = Annotated[
 Smoke = Annotated[
     bool,
     Parameter(negative="", help="End to end on 32 images, one step of training and attack."),
+]
+
+Loss = Annotated[
+    float, Parameter(help="Percentage points of clean accuracy that may be lost for robustness.")
 ]
 
 
@@ -154,6 +160,65 @@ def evaluate(
     work("evaluate", make_spec(one, spec), common)
 
 
+@app.command(
+    help_epilogue=_examples(
+        "analyze digits",
+        "analyze digits --model mixup",
+        "analyze --data cifar10 --weights model.safetensors --points 500",
+    )
+)
+def analyze(
+    spec: OptionalSpec = None, /, *, one: OneModel = NO_MODEL, common: Common = COMMON
+) -> None:
+    """Measure how linear a model is, the paper's theory (Section 3), and detection.
+
+    Tells in advance whether mixup inference can work on a model.
+    """
+    from mixup_inference.cli.analyze import analyze_one  # noqa: PLC0415
+
+    analyze_one(spec, one, common)
+
+
+@app.command(
+    help_epilogue=_examples(
+        "tune digits --model mixup --defense mi-ol",
+        "tune --data cifar10 --weights model.safetensors --loss 1",
+        "evaluate --data cifar10 --weights model.safetensors --preset mi-ol.toml",
+    )
+)
+def tune(
+    spec: OptionalSpec = None,
+    /,
+    *,
+    loss: Loss = 2.0,
+    one: OneModel = NO_MODEL,
+    common: Common = COMMON,
+) -> None:
+    """Find the best settings of a defence for a model, and keep them as a preset.
+
+    They are chosen on one set of points and reported on another.
+    """
+    from mixup_inference.cli.tune import tune_one  # noqa: PLC0415
+
+    tune_one(spec, one, loss / 100, common)
+
+
+@app.command(help_epilogue=_examples("report runs/digits", "report runs/a runs/b -o compared.html"))
+def report(
+    runs: Annotated[tuple[Path, ...], Parameter(help="Folders of finished runs.")],
+    /,
+    *,
+    output: Annotated[
+        Path,
+        Parameter(name=["--output", "-o"], help="Where the comparison of several runs goes."),
+    ] = Path("comparison.html"),
+) -> None:
+    """Write a run's report again, or put several runs side by side on one page."""
+    from mixup_inference.cli.report import write_reports  # noqa: PLC0415
+
+    write_reports(runs, output)
+
+
 def _stage(stage: str, spec: str, common: Common) -> None:
     from mixup_inference.cli.work import work  # noqa: PLC0415 (--help must not wait for all this)
     from mixup_inference.evaluation import load_spec  # noqa: PLC0415
@@ -202,6 +267,8 @@ def _show_warning(
 def main() -> None:
     """The command ``mixup-inference``: exit code 0, 2 for bad input, 130 after Ctrl-C."""
     warnings.showwarning = _show_warning
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without ± shows a question mark
+        sys.stdout.reconfigure(errors="replace")
     logging.basicConfig(format="%(message)s")
     try:
         app(exit_on_error=False, print_error=True)
@@ -210,6 +277,9 @@ def main() -> None:
     except MixupInferenceError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
+    except BrokenPipeError:  # whoever read our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except OSError as error:
         sys.stderr.write(f"error: {error.strerror or error}: {error.filename or ''}\n")
         sys.exit(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass
 from fractions import Fraction
@@ -27,7 +28,7 @@ class OneModel:
     model: str | None = None
     "A network of ours (resnet20, ...), or package.module:factory for your own."
 
-    weights: Path | None = None
+    weights: str | None = None
     "File with its weights: safetensors, or a torch file of tensors. Ours say which network."
 
     mean: str | None = None
@@ -53,6 +54,9 @@ class OneModel:
 
     setting: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "Another setting of the defence, as name=value; may be repeated."
+
+    preset: str | None = None
+    "Defence and settings by name (cifar10/mixup+mi-ol), or a file that `tune` wrote."
 
     draws: int = 30
     "Draws of the defence for each image."
@@ -82,8 +86,8 @@ class OneModel:
     "Seed of points, attack and draws."
 
 
-def make_spec(one: OneModel, spec: str | None) -> Spec:
-    """The experiment that the options describe."""
+def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
+    """The experiment that the options describe, with so many points to tune on."""
     from mixup_inference.evaluation import check_spec  # noqa: PLC0415
 
     if spec is not None:
@@ -92,44 +96,63 @@ def make_spec(one: OneModel, spec: str | None) -> Spec:
         raise InputError("--data is needed: a name of `mixup-inference data list`, or folder:PATH.")
     if one.model is None and one.weights is None:
         raise InputError("--model or --weights is needed; files of ours say which network it is.")
+    if one.model is not None and ":" not in one.model and one.weights is None:
+        raise InputError(f"--weights is needed: {one.model} would know nothing.")
+    if one.defense == "none" and (one.lam is not None or one.setting):
+        raise InputError("--lam and --setting are for a defence, and --defense is none.")
     network = _network(one)
     size = one.size
     if size is None and network is None and one.data.startswith("folder:"):
         size = _size_of(one.weights)
     name = one.model or _name_of(one.weights)
     settings: dict[str, Any] = {"lam": one.lam} if one.lam is not None else {}
-    settings |= dict(_setting(text) for text in one.setting)
+    for key, value in map(_setting, one.setting):
+        if key in settings:
+            raise InputError(f"{key} is given twice.")
+        settings[key] = value
     rows: list[dict[str, Any]] = [{"title": name, "model": "model"}]
-    if one.defense != "none":
+    if one.preset is not None:
+        if settings:
+            raise InputError("--preset brings its own settings; leave out --lam and --setting.")
+        title = f"{name} + {Path(one.preset).stem}"
+        rows.append({"title": title, "model": "model", "preset": one.preset})
+    elif one.defense != "none":
         words = ", ".join(f"{key} {value}" for key, value in settings.items())
         title = f"{name} + {one.defense}" + (f" ({words})" if words else "")
         rows.append({"title": title, "model": "model", "defense": one.defense, **settings})
+    eps = _number(one.eps, "--eps")
+    if one.norm == "linf" and eps > 1:
+        raise InputError(f"--eps {one.eps} is more than all of [0, 1]; is it {one.eps}/255?")
     attack = {
         "norm": one.norm,
-        "eps": _number(one.eps, "--eps"),
+        "eps": eps,
         "step": _number(one.step, "--step"),
         "steps": [one.steps],
     }
     document = {
-        "name": "evaluate",
+        "name": "evaluate-" + re.sub(r"[^A-Za-z0-9._-]+", "-", name),
         "title": f"{name} on {one.data}",
         "seed": one.seed,
         "draws": one.draws,
         "batch_size": one.batch_size,
-        "data": {"name": one.data, "test": one.points, "size": size, "channels": one.channels},
-        "models": {
-            "model": {"weights": one.weights and str(one.weights.expanduser()), "network": network}
+        "data": {
+            "name": one.data,
+            "test": one.points,
+            "tuning": tuning,
+            "size": size,
+            "channels": one.channels,
         },
+        "models": {"model": {"weights": one.weights, "network": network}},
         "attack": attack if one.attack == "pgd" else None,
         "rows": rows,
     }
     return check_spec(document, source="options")
 
 
-def _name_of(weights: Path | None) -> str:
+def _name_of(weights: str | None) -> str:
     """What to call a model of which there is only a file or a folder."""
-    assert weights is not None
-    return weights.parent.name if weights.name == "model.safetensors" else weights.stem
+    path = Path(str(weights)).expanduser().resolve()
+    return path.parent.name if path.name == "model.safetensors" else path.stem
 
 
 def _network(one: OneModel) -> dict[str, Any] | None:
@@ -145,7 +168,7 @@ def _network(one: OneModel) -> dict[str, Any] | None:
     return None
 
 
-def _size_of(weights: Path | None) -> int | None:
+def _size_of(weights: str | None) -> int | None:
     """The side of the images that a checkpoint of ours was trained on."""
     from mixup_inference.models import from_pretrained  # noqa: PLC0415
 

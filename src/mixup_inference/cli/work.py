@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from mixup_inference.cli import Common
 
 
-def work(stage: str, spec: Spec, common: Common) -> None:
-    """Do one stage of an experiment, telling the terminal about it."""
-    started = time.perf_counter()
-    console = Console(quiet=common.quiet)
+def open_experiment(spec: Spec, common: Common) -> Experiment:
+    """An experiment in its folder, checked, with progress on the terminal if it is one."""
+    console = Console()
     bars = SILENT if common.quiet else RichProgress(console if console.is_terminal else None)
     logging.getLogger("mixup_inference").setLevel("WARNING" if common.quiet else "INFO")
     experiment = Experiment(
@@ -37,7 +36,14 @@ def work(stage: str, spec: Spec, common: Common) -> None:
         progress=bars,
     )
     experiment.check()
-    listener = ConsoleListener(console, spec, experiment.columns)
+    return experiment
+
+
+def work(stage: str, spec: Spec, common: Common) -> None:
+    """Do one stage of an experiment, telling the terminal about it."""
+    started = time.perf_counter()
+    experiment = open_experiment(spec, common)
+    listener = ConsoleListener(Console(quiet=common.quiet), spec, experiment.columns)
     experiment.listener = listener
     listener.say(f"{spec.title}  ({experiment.folder})", "bold")
     try:

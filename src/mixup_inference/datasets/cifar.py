@@ -9,10 +9,11 @@ binary layout that holds the same images, so one set of checksums serves both.
 from __future__ import annotations
 
 import hashlib
+import logging
 import tarfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -121,9 +122,9 @@ class Cifar:
         for layout in (self.binary, self.python):
             if (root / layout.archive).is_file():
                 return root / layout.archive, layout, _from_archive(root / layout.archive, layout)
-        if root.is_file():
-            layout = self.python if "python" in root.name else self.binary
-            return root, layout, _from_archive(root, layout)
+        for layout in (self.binary, self.python) if root.is_file() else ():
+            if _begins_with(root, layout.folder):
+                return root, layout, _from_archive(root, layout)
         return None
 
     def _images(
@@ -154,6 +155,15 @@ def _from_folder(folder: Path) -> Read:
     return lambda names: {name: (folder / name).read_bytes() for name in names}
 
 
+def _begins_with(archive: Path, folder: str) -> bool:
+    """Whether an archive holds this folder, by its first members."""
+    try:
+        with tarfile.open(archive) as tar:
+            return any(member.name.split("/")[0] == folder for member in islice(tar, 3))
+    except Exception:  # not an archive at all
+        return False
+
+
 def _from_archive(archive: Path, layout: Layout) -> Read:
     def read(names: list[str]) -> dict[str, bytes]:
         contents: dict[str, bytes] = {}
@@ -161,11 +171,11 @@ def _from_archive(archive: Path, layout: Layout) -> Read:
             with tarfile.open(archive) as tar:
                 for member in tar:  # once through the compressed file
                     name = member.name.removeprefix(f"{layout.folder}/")
-                    if name in names and member.size <= LARGEST:
+                    if name in names and member.isreg() and member.size <= LARGEST:
                         file = tar.extractfile(member)
                         contents[name] = b"" if file is None else file.read()
-        except (tarfile.TarError, OSError, EOFError, zlib.error):
-            pass
+        except Exception as error:  # a broken archive can fail in any way it likes
+            logging.getLogger(__name__).debug("reading %s: %r", archive, error)
         missing = [name for name in names if name not in contents]
         if missing:
             raise InputError(

@@ -70,6 +70,8 @@ def records(content: bytes) -> bytes:
     try:
         batch = _Unpickler(io.BytesIO(content), encoding="latin-1").load()
         labels = [batch[name] for name in LABELS if name in batch]
+        if not all(type(label) is int for column in labels for label in column):
+            raise ValueError("labels that are not whole numbers")
         columns = np.array(labels, dtype=np.uint8).reshape(len(labels), -1).T
         pixels = np.frombuffer(batch["data"].raw, np.uint8).reshape(-1, PIXELS)
         return np.concatenate([columns, pixels], axis=1).tobytes()

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
+from mixup_inference.datasets.image_file import eight_bits, is_grey
 from mixup_inference.errors import InputError
 
 
@@ -39,13 +41,14 @@ def _collect(source: Any, what: str) -> tuple[Tensor, Tensor]:
     """All images and labels of a loader (batches) or a map-style Dataset (single samples)."""
     if isinstance(source, Tensor) or hasattr(source, "__array__"):
         raise InputError(f"{what} needs labels beside the images.")
-    batched = getattr(source, "batch_size", None) is not None  # a DataLoader
-    if not batched and not (isinstance(source, Sized) and hasattr(source, "__getitem__")):
+    loader = isinstance(source, DataLoader)
+    batched = loader and source.batch_sampler is not None
+    if not loader and not (isinstance(source, Sized) and hasattr(source, "__getitem__")):
         raise InputError(
             f"{what} is given as images and labels, or as a Dataset or DataLoader of such pairs; "
             f"saw {type(source).__name__}."
         )
-    items = source if batched else (source[i] for i in range(len(source)))
+    items = source if loader else (source[i] for i in range(len(source)))
     images, labels = [], []
     for number, item in enumerate(items):
         try:
@@ -69,6 +72,7 @@ def _collect(source: Any, what: str) -> tuple[Tensor, Tensor]:
 def _image(image: Any) -> Tensor:
     """A tensor; a PIL image becomes uint8 with its channels first."""
     if hasattr(image, "getbands"):
-        pixels = torch.from_numpy(np.array(image))
-        return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
+        grey = is_grey(image)
+        pixels = torch.from_numpy(np.array(eight_bits(image, "L" if grey else "RGB")))
+        return pixels[None] if grey else pixels.permute(2, 0, 1)
     return torch.as_tensor(image)

@@ -130,7 +130,7 @@ def _download(file: RemoteFile, part: Path, task: Task, retries: int, timeout: f
             except _RefusalError as error:
                 reasons.append(f"  {url}: {error}")
             else:
-                with part.open("rb") as content:
+                with part.open("r+b") as content:
                     os.fsync(content.fileno())
                 return
     except OSError as error:

@@ -17,7 +17,6 @@ from typing import TypeVar
 
 import torch
 
-from mixup_inference.checks import check_int
 from mixup_inference.datasets.image_file import (
     EXTENSIONS,
     ImageFile,
@@ -25,7 +24,12 @@ from mixup_inference.datasets.image_file import (
     pillow_warnings,
     read_image,
 )
-from mixup_inference.datasets.splits import Dataset, LabelledImages
+from mixup_inference.datasets.splits import (
+    Dataset,
+    LabelledImages,
+    check_memory,
+    check_size,
+)
 from mixup_inference.errors import InputError, MixupInferenceWarning
 from mixup_inference.progress import SILENT, Progress
 
@@ -34,6 +38,8 @@ LAYOUT = (
     "Put the images of each class in a folder of its own: CLASS/..., or train/CLASS/... and "
     "test/CLASS/... (PNG, JPEG or WebP)."
 )
+#: What people call the parts of a data set.
+PARTS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation"})
 SIZE = "size=32 in Python, --size 32 on the command line"
 
 T = TypeVar("T")
@@ -60,7 +66,7 @@ def load_folder(
         channels: 1 for grey, 3 for colour; None: 1 if every readable image is stored as grey.
         progress: Who is told how far it is.
     """
-    wanted = _height_and_width(size)
+    wanted = check_size(size)
     if channels not in {None, 1, 3}:
         raise InputError(f"channels must be 1 (grey), 3 (colour) or None; saw {channels!r}.")
     names, files = _list_files(path)
@@ -68,7 +74,7 @@ def load_folder(
         _on_threads(inspect_image, files, "check images", progress)
         found = _readable(files, names)
         shape = (channels or _depth(found), *(wanted or _common_size(found)))
-        _check_memory(len(found), shape)
+        check_memory(len(found), shape)
         images = torch.empty((len(found), *shape), dtype=torch.uint8)
         _on_threads(
             read_image, list(zip(found, images.numpy(), strict=True)), "read images", progress
@@ -91,15 +97,6 @@ def load_folder(
 def _parts(is_test: Sequence[bool]) -> tuple[slice, slice]:
     middle = len(is_test) - sum(is_test)
     return slice(0, middle), slice(middle, None)
-
-
-def _height_and_width(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    if size is None:
-        return None
-    sides = tuple(size) if isinstance(size, tuple | list) else (size, size)
-    if len(sides) != 2:
-        raise InputError(f"size must be one whole number or (height, width); saw {size!r}.")
-    return check_int(sides[0], what="size", least=1), check_int(sides[1], what="size", least=1)
 
 
 def _list_files(path: Path) -> tuple[tuple[str, ...], list[ImageFile]]:
@@ -133,6 +130,11 @@ def _divisions(path: Path) -> tuple[Path, Path | None]:
     """The folder of the classes' folders for training, and the one for test."""
     names = [folder.name for folder in _entries(path)[0]]
     if "train" not in names:
+        if names and all(name.lower() in PARTS and _has_folders(path / name) for name in names):
+            raise InputError(
+                f"{path} has the folders {', '.join(names)}, which look like parts of a data set "
+                "and not like classes. Call them train and test, in small letters."
+            )
         return path, None
     if "test" in names:
         return path / "train", path / "test"
@@ -146,6 +148,12 @@ def _divisions(path: Path) -> tuple[Path, Path | None]:
             "folder test. Call the folder of the test images test, and move any other away."
         )
     return path / "train", None
+
+
+def _has_folders(folder: Path) -> bool:
+    """Whether a folder holds folders and no images of its own."""
+    folders, images = _entries(folder)
+    return bool(folders) and not images
 
 
 def _class_folders(folder: Path) -> list[Path]:
@@ -233,25 +241,6 @@ def _common_size(files: Sequence[ImageFile]) -> tuple[int, int]:
 
 def _depth(files: Sequence[ImageFile]) -> int:
     return 1 if all(file.grey for file in files) else 3
-
-
-def _check_memory(count: int, shape: tuple[int, int, int]) -> None:
-    needed, there = count * math.prod(shape), _memory()
-    if needed > there:
-        raise InputError(
-            f"{count:,} images of {shape[2]}x{shape[1]} pixels with {shape[0]} channels need "
-            f"{needed / 1e9:,.1f} GB of memory, and this machine has {there / 1e9:,.1f} GB. "
-            f"Give a smaller size ({SIZE}), or fewer images."
-        )
-
-
-def _memory() -> float:
-    """How many bytes of memory this machine has; infinite where the system does not say."""
-    try:
-        size, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return math.inf
-    return size * pages if size > 0 and pages > 0 else math.inf
 
 
 def _warn(lost: Sequence[ImageFile], total: int) -> None:

@@ -72,7 +72,7 @@ def inspect_image(file: ImageFile) -> None:
     def note(image: Image.Image) -> None:
         sides = (image.height, image.width)
         file.size = sides if _orientation(image) < 5 else sides[::-1]
-        file.grey = image.mode in {"1", "L", "LA"} or image.mode.startswith("I")
+        file.grey = is_grey(image)
 
     _with_image(file, note)
 
@@ -84,7 +84,7 @@ def read_image(item: tuple[ImageFile, npt.NDArray[np.uint8]]) -> None:
 
     def decode(image: Image.Image) -> None:
         turn = UPRIGHT.get(_orientation(image))
-        flat = _eight_bits(image, "L" if channels == 1 else "RGB")
+        flat = eight_bits(image, "L" if channels == 1 else "RGB")
         upright = flat if turn is None else flat.transpose(turn)
         fitted = ImageOps.fit(upright, (width, height), Image.Resampling.BILINEAR)
         row[:] = np.asarray(fitted).reshape(height, width, channels).transpose(2, 0, 1)
@@ -102,7 +102,12 @@ def _orientation(image: Image.Image) -> int:
     return value if value in UPRIGHT else 1
 
 
-def _eight_bits(image: Image.Image, mode: str) -> Image.Image:
+def is_grey(image: Image.Image) -> bool:
+    """Whether an image is stored as grey."""
+    return image.mode in {"1", "L", "LA"} or image.mode.startswith("I")
+
+
+def eight_bits(image: Image.Image, mode: str) -> Image.Image:
     """The image in mode L or RGB, with 16-bit grey scaled and transparency laid on white."""
     if image.mode.startswith("I"):  # convert("L") would cut off at 255 instead
         high_bytes = (np.asarray(image) >> 8).astype(np.uint8)

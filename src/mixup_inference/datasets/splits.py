@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from mixup_inference.checks import as_pixels
+from mixup_inference.checks import as_pixels, check_int
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError
 
@@ -52,15 +54,52 @@ class LabelledImages:
         if channels == 3 and images.shape[1] == 1:
             images = images.expand(-1, 3, -1, -1)
         elif channels == 1 and images.shape[1] == 3:
-            parts = [_cast((part * _LUMA).sum(1, keepdim=True), part) for part in images.split(256)]
-            images = torch.cat(parts)
-        side = (size, size) if isinstance(size, int) else size
-        if side is not None and tuple(images.shape[-2:]) != tuple(side):
-            if min(side) < 1:
-                raise InputError(f"the size must be positive; saw {size}.")
-            parts = [_cast(_resize(part.float(), side), part) for part in images.split(256)]
-            images = torch.cat(parts)
+            images = _mapped(images, lambda part: (part * _LUMA).sum(1, keepdim=True))
+        side = check_size(size)
+        if side is not None and tuple(images.shape[-2:]) != side:
+            images = _mapped(images, lambda part: _resize(part.float(), side))
         return LabelledImages(images, self.labels, self.index, self.class_names)
+
+
+def check_size(size: object) -> tuple[int, int] | None:
+    """A side, or height and width, as height and width."""
+    if size is None:
+        return None
+    sides = tuple(size) if isinstance(size, tuple | list) else (size, size)
+    if len(sides) != 2:
+        raise InputError(f"size must be one whole number or (height, width); saw {size!r}.")
+    return check_int(sides[0], what="size", least=1), check_int(sides[1], what="size", least=1)
+
+
+def check_memory(count: int, shape: tuple[int, ...], bytes_each: int = 1) -> None:
+    """Refuse images that do not fit into this machine's memory."""
+    needed, there = bytes_each * count * math.prod(shape), _memory()
+    if needed > there:
+        raise InputError(
+            f"{count:,} images of {shape[2]}x{shape[1]} pixels with {shape[0]} channels need "
+            f"{needed / 1e9:,.1f} GB of memory, and this machine has {there / 1e9:,.1f} GB. Give a "
+            "smaller size (size=32 in Python, --size 32 on the command line), or fewer images."
+        )
+
+
+def _memory() -> float:
+    """How many bytes of memory this machine has; infinite where the system does not say."""
+    try:
+        size, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return math.inf
+    return size * pages if size > 0 and pages > 0 else math.inf
+
+
+def _mapped(images: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """The function of all images, a few at a time, in the type of the images."""
+    shape = tuple(function(images[:1]).shape[1:])
+    check_memory(len(images), shape, images.element_size())
+    out = images.new_empty((len(images), *shape))
+    for rows in torch.arange(len(images)).split(256):
+        values = function(images[rows])
+        out[rows] = values if out.is_floating_point() else values.round().to(out.dtype)
+    return out
 
 
 #: How much the eye sees of red, green and blue (ITU-R 601).
@@ -69,11 +108,6 @@ _LUMA = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
 
 def _resize(images: Tensor, side: tuple[int, int]) -> Tensor:
     return interpolate(images, side, mode="bilinear", align_corners=False, antialias=True)
-
-
-def _cast(values: Tensor, like: Tensor) -> Tensor:
-    """Back to the type of the images; whole numbers are rounded."""
-    return (values if like.is_floating_point() else values.round()).to(like.dtype)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,16 @@
 """Inference-time defences: mixup inference and the baselines of Tables 2 and 3."""
 
-from mixup_inference.defenses.base import Options, RandomizedInference, StochasticModule
+from mixup_inference.defenses.base import (
+    CHUNK_PIXELS,
+    Options,
+    RandomizedInference,
+    StochasticModule,
+)
 from mixup_inference.defenses.combined import CombinedInference
 from mixup_inference.defenses.crop_resize import CropResize
 from mixup_inference.defenses.mixup import MixupInference, gap
 from mixup_inference.defenses.noise import GaussianNoise
+from mixup_inference.defenses.preset_file import read_preset, write_preset
 from mixup_inference.defenses.registry import (
     DEFENSES,
     PRESETS,
@@ -17,6 +23,7 @@ from mixup_inference.defenses.resize_pad import ResizePad
 from mixup_inference.defenses.rotation import RandomRotation
 
 __all__ = [
+    "CHUNK_PIXELS",
     "DEFENSES",
     "PRESETS",
     "CombinedInference",
@@ -32,5 +39,7 @@ __all__ = [
     "gap",
     "get_preset",
     "make_defense",
+    "read_preset",
     "settings_of",
+    "write_preset",
 ]

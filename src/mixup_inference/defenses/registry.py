@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Unpack
 
 from torch import nn
@@ -14,6 +15,7 @@ from mixup_inference.defenses.combined import CombinedInference
 from mixup_inference.defenses.crop_resize import CropResize
 from mixup_inference.defenses.mixup import MixupInference
 from mixup_inference.defenses.noise import GaussianNoise
+from mixup_inference.defenses.preset_file import read_preset
 from mixup_inference.defenses.resize_pad import ResizePad
 from mixup_inference.defenses.rotation import RandomRotation
 from mixup_inference.draws import Beta, Uniform
@@ -152,11 +154,16 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def get_preset(name: str) -> Preset:
-    """A row of the paper's parameter tables by name.
+    """A row of the paper's parameter tables by name, or a preset file by its path (.toml).
 
     >>> get_preset("cifar10/mixup+gaussian").settings
     {'sigma': 0.02}
     """
+    if name.endswith(".toml"):
+        kind, settings = read_preset(Path(name))
+        for key in settings.keys() - settings_of(kind):
+            raise unknown_name(f"setting of {kind}", key, settings_of(kind))
+        return Preset("", kind, settings)
     if name not in PRESETS:
         raise unknown_name("preset", name, PRESETS)
     return PRESETS[name]

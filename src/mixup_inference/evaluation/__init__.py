@@ -1,10 +1,11 @@
 """Measuring: accuracy with intervals, experiment specs, resumable runs, results.json."""
 
 from mixup_inference.evaluation.accuracy import Accuracy, evaluate, wilson
+from mixup_inference.evaluation.analysis import analyses
 from mixup_inference.evaluation.experiment import Experiment
 from mixup_inference.evaluation.listener import Column, Listener
 from mixup_inference.evaluation.plan import Work, measure_speeds, plan
-from mixup_inference.evaluation.results import collect
+from mixup_inference.evaluation.results import SCHEMA, collect
 from mixup_inference.evaluation.spec import (
     RowSpec,
     Spec,
@@ -13,15 +14,19 @@ from mixup_inference.evaluation.spec import (
     parse_spec,
     shipped_specs,
 )
+from mixup_inference.evaluation.tune import Tuned, tune
 
 __all__ = [
+    "SCHEMA",
     "Accuracy",
     "Column",
     "Experiment",
     "Listener",
     "RowSpec",
     "Spec",
+    "Tuned",
     "Work",
+    "analyses",
     "check_spec",
     "collect",
     "evaluate",
@@ -30,5 +35,6 @@ __all__ = [
     "parse_spec",
     "plan",
     "shipped_specs",
+    "tune",
     "wilson",
 ]

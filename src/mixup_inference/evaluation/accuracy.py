@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,34 @@ class Accuracy:
     def __str__(self) -> str:
         low, high = self.interval
         return f"{self.value:.1%} [{low:.1%}, {high:.1%}]"
+
+
+def cell_entry(accuracy: Accuracy) -> dict[str, float]:
+    """An accuracy as results.json has it."""
+    low, high = accuracy.interval
+    entry = {
+        "correct": accuracy.correct,
+        "total": accuracy.total,
+        "accuracy": accuracy.value,
+        "low": low,
+        "high": high,
+    }
+    return entry if math.isnan(accuracy.passes) else entry | {"passes_per_image": accuracy.passes}
+
+
+def difference(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[float, float, float]:
+    """The difference a - b of two accuracies, as ``cell_entry`` has them, and its 95% interval.
+
+    Newcombe's (1998) hybrid score interval, made of the two Wilson intervals. His example:
+
+    >>> a, b = (cell_entry(Accuracy(*counts)) for counts in ((56, 70), (48, 80)))
+    >>> [round(value, 4) for value in difference(a, b)]
+    [0.2, 0.0524, 0.3339]
+    """
+    value = a["accuracy"] - b["accuracy"]
+    down = math.hypot(a["accuracy"] - a["low"], b["high"] - b["accuracy"])
+    up = math.hypot(a["high"] - a["accuracy"], b["accuracy"] - b["low"])
+    return value, value - down, value + up
 
 
 def wilson(correct: int, total: int) -> tuple[float, float]:

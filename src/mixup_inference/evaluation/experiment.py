@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from mixup_inference.attacks import pgd
-from mixup_inference.classifier import logits_of
+from mixup_inference.classifier import device_of, logits_of
 from mixup_inference.datasets import LabelledImages, experiment_points, load_dataset
-from mixup_inference.defenses import make_defense
+from mixup_inference.defenses import CHUNK_PIXELS, make_defense
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import InputError, MixupInferenceWarning
 from mixup_inference.evaluation.accuracy import Accuracy, evaluate
@@ -42,7 +42,13 @@ from mixup_inference.files import (
     write_json,
     write_tensors,
 )
-from mixup_inference.models import WEIGHTS, fill_weights, read_checkpoint, save_pretrained
+from mixup_inference.models import (
+    WEIGHTS,
+    config_of,
+    fill_weights,
+    read_checkpoint,
+    save_pretrained,
+)
 from mixup_inference.pool import Pool
 from mixup_inference.progress import SILENT, Progress
 from mixup_inference.training import LAST, Epoch, train
@@ -70,7 +76,8 @@ class Experiment:
         self.progress = progress
         self._models: dict[str, nn.Module] = {}
         self._answer_hashes: dict[str, str] = {}
-        self._examples: dict[tuple[str, str], dict[int, Tensor]] = {}
+        self._point_hashes: dict[str, str] = {}
+        self._examples: dict[tuple[str, str, str], dict[int, Tensor]] = {}
         make_folder(folder)
 
     @property
@@ -106,10 +113,12 @@ class Experiment:
     def _train_hash(self) -> str:
         return hash_tensors(self.points["train"].images, self.points["train"].labels)
 
-    @cached_property
-    def _test_hash(self) -> str:
-        test = self.points["test"]
-        return hash_tensors(test.images, test.labels, test.index)
+    def points_hash(self, part: str) -> str:
+        """A hash of one part of the points."""
+        if part not in self._point_hashes:
+            points = self.points[part]
+            self._point_hashes[part] = hash_tensors(points.images, points.labels, points.index)
+        return self._point_hashes[part]
 
     @cached_property
     def pool(self) -> Pool:
@@ -118,15 +127,24 @@ class Experiment:
         return Pool(train_part.images, train_part.labels, classes=train_part.classes)
 
     def check(self) -> None:
-        """Try every row's defence on one image with a model that knows nothing.
+        """Try every row's defence on one image, with a model that knows nothing if need be.
 
-        So a setting that does not fit the images, or a class without training images, is found
-        before anything is trained.
+        So a setting that does not fit the images or the model, or a class without training
+        images, is found before anything is trained or attacked.
         """
         image = self.points["train"].take(torch.arange(1)).pixels
-        blank = Blank(self.pool.classes)
         for row in self.spec.rows:
-            make_defense(row.defense, blank, self.pool, **row.settings)(image)
+            trained = self.spec.is_trained(row.model)
+            model = Blank(self.pool.classes) if trained else self.model(row.model)
+            defended = make_defense(row.defense, model, self.pool, **row.settings)
+            with torch.no_grad():
+                defended.to(self.device)(image.to(self.device))
+
+    @property
+    def batch_size(self) -> int:
+        """The spec's, or fewer if the images are large."""
+        pixels = self.points["train"].images[0].numel()
+        return min(self.spec.batch_size, max(1, CHUNK_PIXELS // pixels))
 
     # Models
 
@@ -136,20 +154,26 @@ class Experiment:
             "versions": _versions(),
             "device": self.device,
             "network": network_identity(self.spec.network_of(name)),
+            "data": self._train_hash,  # trained on it or not, its defences draw from it
         }
-        if self.spec.is_trained(name):
-            return identity | {"recipe": asdict(self.spec.recipe(name)), "data": self._train_hash}
-        return identity | {"answers": self._answers(name)}
+        if not self.spec.is_trained(name):
+            return identity | {"answers": self._answers(name)}
+        network = self.spec.network_of(name)
+        if network is not None and network.is_foreign:  # its code may change under its name
+            identity["answers"] = self._answers(name)
+        return identity | {"recipe": asdict(self.spec.recipe(name))}
 
     def _answers(self, name: str) -> str:
-        """A hash of what a model that was brought along answers to a few images.
+        """A hash of what the user's model answers to a few images, before any training here.
 
         So it is known again by what it does: by its weights and by its code.
         """
         if name not in self._answer_hashes:
             images = self.points["train"].take(torch.arange(min(8, len(self.points["train"]))))
+            trained = self.spec.is_trained(name)
+            model = self._untrained(name) if trained else self.model(name)
             with torch.no_grad():
-                out = logits_of(self.model(name), images.pixels.to(self.device))
+                out = logits_of(model, images.pixels.to(device_of(model)))
             self._answer_hashes[name] = hash_tensors(out)
         return self._answer_hashes[name]
 
@@ -171,17 +195,20 @@ class Experiment:
             self.listener.made(f"model {name}", reused=reused, seconds=seconds)
         return self._models[name]
 
-    def _train(self, name: str) -> tuple[nn.Module, bool]:
-        recipe, folder = self.spec.recipe(name), self.model_folder(name)
+    def _untrained(self, name: str) -> nn.Module:
         points, network = self.points["train"], self.spec.network_of(name)
         assert network is not None
-        model = build_network(
+        return build_network(
             network,
             classes=points.classes,
             channels=points.images.shape[1],
             size=side_of(points),
             seed=self.spec.seed,
         )
+
+    def _train(self, name: str) -> tuple[nn.Module, bool]:
+        recipe, folder = self.spec.recipe(name), self.model_folder(name)
+        points, model = self.points["train"], self._untrained(name)
         done = self._epochs_done(name, model)
         if done < recipe.epochs:
             from lightning_fabric import Fabric  # noqa: PLC0415 (takes seconds to import)
@@ -197,7 +224,7 @@ class Experiment:
                 progress=self.progress,
             )
         model.to(self.device).eval()
-        if not (folder / WEIGHTS).exists() and getattr(model, "config", None) is not None:
+        if not (folder / WEIGHTS).exists() and config_of(model) is not None:
             test = self.points["test"]
             save_pretrained(
                 model,
@@ -238,34 +265,35 @@ class Experiment:
 
     # Attacking
 
-    def examples_identity(self, name: str, mode: str) -> dict[str, Any]:
+    def examples_identity(self, name: str, mode: str, part: str = "test") -> dict[str, Any]:
         """Everything that determines a set of adversarial examples."""
         assert self.spec.attack is not None
         return {
             "model": self.model_identity(name),
             "attack": self.spec.attack.model_dump(mode="json", exclude={"modes"}),
             "mode": mode,
-            "batch_size": self.spec.batch_size,
+            "batch_size": self.batch_size,
             "seed": self._attack_seed,
-            "points": self._test_hash,
+            "points": self.points_hash(part),
         }
 
     @property
     def _attack_seed(self) -> int:
         return derive_seed(self.spec.seed, "oblivious attack")
 
-    def examples(self, name: str, mode: str) -> dict[int, Tensor]:
-        """Adversarial examples of the test points for a model, by number of steps."""
-        if (name, mode) not in self._examples:
+    def examples(self, name: str, mode: str, part: str = "test") -> dict[int, Tensor]:
+        """Adversarial examples of the points of a part for a model, by number of steps."""
+        if (name, mode, part) not in self._examples:
             self.model(name)
             started = time.perf_counter()
-            self._examples[name, mode], reused = self._attack(name, mode)
+            self._examples[name, mode, part], reused = self._attack(name, mode, part)
             seconds = time.perf_counter() - started
-            self.listener.made(f"{mode} attack on {name}", reused=reused, seconds=seconds)
-        return self._examples[name, mode]
+            which = "" if part == "test" else f", {part} points"
+            self.listener.made(f"{mode} attack on {name}{which}", reused=reused, seconds=seconds)
+        return self._examples[name, mode, part]
 
-    def _attack(self, name: str, mode: str) -> tuple[dict[int, Tensor], bool]:
-        identity, attack = self.examples_identity(name, mode), self.spec.attack
+    def _attack(self, name: str, mode: str, part: str) -> tuple[dict[int, Tensor], bool]:
+        identity, attack = self.examples_identity(name, mode, part), self.spec.attack
         assert attack is not None
         path = self.folder / "attacks" / f"{name}-{mode}-{fingerprint(identity)}.safetensors"
         if path.exists():
@@ -274,11 +302,11 @@ class Experiment:
                 return {steps: tensors[f"PGD-{steps}"] for steps in attack.steps}, True
             except (InputError, KeyError) as error:
                 self.listener.warn(f"{error} Attacking {name} again.")
-        test = self.points["test"]
+        points = self.points[part]
         examples = pgd(
             self.model(name),
-            test.pixels.to(self.device),
-            test.labels,
+            points.pixels.to(self.device),
+            points.labels,
             eps=attack.eps,
             step=attack.step,
             steps=max(attack.steps),
@@ -286,9 +314,9 @@ class Experiment:
             targeted=mode == "targeted",
             labels=attack.labels,
             seed=self._attack_seed,
-            index=test.index,
+            index=points.index,
             snapshots=attack.steps,
-            batch_size=self.spec.batch_size,
+            batch_size=self.batch_size,
             progress=self.progress,
         )
         examples = {steps: tensor.cpu() for steps, tensor in examples.items()}
@@ -308,14 +336,16 @@ class Experiment:
         points = self.points["test"]
         clean = column.mode == "clean"
         identity = {
-            "input": self._test_hash if clean else self.examples_identity(row.model, column.mode),
+            "input": self.points_hash("test")
+            if clean
+            else self.examples_identity(row.model, column.mode),
             "model": self.model_identity(row.model),
             "steps": column.steps,
             "defense": row.defense,
             "settings": row.settings,
             "draws": self.spec.draws,
             "seed": self.spec.seed,
-            "batch_size": self.spec.batch_size,
+            "batch_size": self.batch_size,
         }
         path = self.folder / "cells" / f"{fingerprint(identity)}.json"
         accuracy = self._read_cell(path)
@@ -328,12 +358,29 @@ class Experiment:
                 points.labels,
                 index=points.index,
                 stream="test",
-                batch_size=self.spec.batch_size,
+                batch_size=self.batch_size,
                 progress=self.progress,
             )
             write_json(path, {"identity": identity, "accuracy": asdict(accuracy)})
         self.listener.cell(row, column, accuracy, reused=reused)
         return accuracy
+
+    def part(
+        self, kind: str, what: str, identity: dict[str, Any], compute: Callable[[], Any]
+    ) -> Any:
+        """A JSON value that is determined by its identity, from the folder if it is there."""
+        path = self.folder / kind / f"{fingerprint(identity)}.json"
+        started = time.perf_counter()
+        if path.exists():
+            try:
+                value = json.loads(path.read_text(encoding="utf-8"))["value"]
+                self.listener.made(what, reused=True, seconds=0.0)
+                return value
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                self.listener.warn(f"{path} is damaged ({error}); making it again.")
+        write_json(path, {"identity": identity, "value": compute()})
+        self.listener.made(what, reused=False, seconds=time.perf_counter() - started)
+        return json.loads(path.read_text(encoding="utf-8"))["value"]
 
     def defense(self, row: RowSpec) -> nn.Module:
         """The defended model of a row."""

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from mixup_inference.classifier import logits_of
+from mixup_inference.classifier import logits_of, refuse_probabilities
 from mixup_inference.datasets import LabelledImages
 from mixup_inference.errors import InputError, MixupInferenceWarning
 from mixup_inference.evaluation.accuracy import evaluate
 from mixup_inference.evaluation.spec import NetworkSpec
+from mixup_inference.files import fingerprint
 from mixup_inference.models import (
+    WEIGHTS,
     Normalized,
     create_model,
     from_pretrained,
     import_model,
     load_weights,
+    read_checkpoint,
 )
 
 #: So many training images tell whether a model that was brought along works at all.
@@ -52,13 +56,39 @@ def bring_model(
     if network is None:
         assert weights is not None
         model = from_pretrained(weights)
+    elif weights is not None and (ours := _header(weights)):
+        _agrees(network, ours, weights)
+        model = from_pretrained(weights)
     else:
         model = build_network(network, classes=points.classes, channels=points.images.shape[1])
         if weights is not None:
             load_weights(model.model if isinstance(model, Normalized) else model, weights)
-    model.eval()
+    model.float().eval()
     _try(model, points)
     return model
+
+
+def _header(weights: str) -> dict[str, Any] | None:
+    """The architecture in a checkpoint of ours; None for other people's files."""
+    path = Path(weights).expanduser()
+    path = path / WEIGHTS if path.is_dir() else path
+    try:
+        _, header = read_checkpoint(path)
+    except InputError:
+        return None
+    config = header.get("architecture")
+    return config if isinstance(config, dict) else None
+
+
+def _agrees(network: NetworkSpec, config: dict[str, Any], weights: str) -> None:
+    """What is said of the network must not contradict what the checkpoint says of itself."""
+    said = {"name": network.name, **(network.model_extra or {})}
+    for name, value in said.items():
+        if name in config and fingerprint(config[name]) != fingerprint(value):
+            raise InputError(
+                f"{weights} says that its {name} is {config[name]}, not {value}. Leave it out: a "
+                "checkpoint of ours brings its network and normalisation along."
+            )
 
 
 def _try(model: nn.Module, points: LabelledImages) -> None:
@@ -66,18 +96,22 @@ def _try(model: nn.Module, points: LabelledImages) -> None:
     shape = tuple(points.images.shape[1:])
     try:
         with torch.no_grad():
-            out = logits_of(model, sample.take(torch.arange(1)).pixels)
-    except RuntimeError as error:
+            out = logits_of(model, sample.take(torch.arange(2)).pixels)
+    except InputError:
+        raise
+    except Exception as error:  # every library says in its own way that a size is wrong
+        words = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
             f"the model does not take images of {shape[0]} channels and {shape[1]}x{shape[2]} "
-            f"pixels ({str(error).splitlines()[0]}). Give the data the model's number of channels "
-            "(1 or 3) and its size."
+            f"pixels ({words}). Give the data the model's number of channels (1 or 3) and its "
+            "size."
         ) from error
+    refuse_probabilities(out)
     if out.shape[1] < points.classes:
         raise InputError(
             f"the model predicts {out.shape[1]} classes, but the data set has {points.classes}."
         )
-    accuracy = evaluate(model, sample.images, sample.labels)
+    accuracy = evaluate(model, sample.images, sample.labels, batch_size=32)
     if accuracy.interval[0] <= 1 / points.classes:
         warnings.warn(
             f"the model classifies only {accuracy.correct} of {accuracy.total} training images "

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from mixup_inference.classifier import count_images, logits_of
 from mixup_inference.datasets import Shape
 from mixup_inference.defenses import make_defense
+from mixup_inference.errors import InputError
 from mixup_inference.evaluation.experiment import Blank
 from mixup_inference.evaluation.networks import build_network
 from mixup_inference.evaluation.spec import RowSpec, Spec
+from mixup_inference.evaluation.tuning import GRIDS
 from mixup_inference.models import from_pretrained
 from mixup_inference.pool import Pool
 from mixup_inference.training import Recipe
@@ -55,8 +57,11 @@ class Speed:
 def plan(spec: Spec, shape: Shape) -> list[Work]:
     """All parts of an experiment on data of this shape, in the order in which they are done."""
     work = []
-    train = shape.train if shape.test else shape.train - _points(spec)
-    used = [name for name in spec.models if any(row.model == name for row in spec.rows)]
+    wanted = spec.data.test + spec.data.tuning + spec.data.calibration
+    if wanted > (shape.test or shape.train - 1):
+        raise InputError(f"the splits ask for {wanted} points, which {spec.data.name} has not.")
+    train = shape.train if shape.test else shape.train - wanted
+    used = spec.used_models
     for name in used:
         if spec.is_trained(name):
             recipe = spec.recipe(name)
@@ -75,11 +80,37 @@ def plan(spec: Spec, shape: Shape) -> list[Work]:
         passes_of_row = defense_passes(row, spec.draws, shape)
         forward = passes_of_row * spec.data.test * columns
         work.append(Work("measure", row.title, row.model, forward))
+    return work + [part for name in spec.figure_models for part in _figures(spec, shape, name)]
+
+
+def _figures(spec: Spec, shape: Shape, name: str) -> list[Work]:
+    """What [figures] measures of one model.
+
+    The theory needs points that the attack turned, so it is counted at its most.
+    """
+    figures, attack, data = spec.figures, spec.attack, spec.data
+    assert figures is not None
+    assert attack is not None
+    modes, kinds = len(attack.modes), 2 * len(figures.lams)
+    points = min(figures.points, data.test)
+    theory = modes * (2 * points + kinds * points * (2 + 1 + 4 * spec.draws))
+    sets = data.test * (1 + modes) + data.calibration
+    work = [
+        Work("figures", f"{name}: theory", name, theory),
+        Work("figures", f"{name}: detection", name, kinds * sets * (1 + spec.draws)),
+    ]
+    if data.tuning:
+        steps = data.tuning * max(attack.steps) * modes
+        work.append(Work("figures", f"{name}: attacks to tune on", name, steps, steps))
+        rows = [
+            RowSpec(title=kind, model=name, defense=kind, **settings)
+            for kind in figures.defenses
+            for settings in GRIDS[kind]
+        ]
+        passes = sum(defense_passes(row, spec.draws, shape) for row in rows)
+        forward = passes * data.tuning * (1 + modes)
+        work.append(Work("figures", f"{name}: trade-off", name, forward))
     return work
-
-
-def _points(spec: Spec) -> int:
-    return spec.data.test + spec.data.tuning + spec.data.calibration
 
 
 def training_passes(recipe: Recipe, images: int) -> tuple[int, int]:

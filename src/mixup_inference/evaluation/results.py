@@ -7,7 +7,8 @@ import platform
 from datetime import UTC, datetime
 from typing import Any
 
-from mixup_inference.evaluation.accuracy import Accuracy
+from mixup_inference.evaluation.accuracy import Accuracy, cell_entry
+from mixup_inference.evaluation.analysis import analyses
 from mixup_inference.evaluation.experiment import Experiment
 from mixup_inference.version import __version__
 
@@ -20,8 +21,7 @@ def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
     cells: dict[str, dict[str, Accuracy]] = {row.title: {} for row in spec.rows}
     for row, column, accuracy in experiment.cells():
         cells[row.title][column.name] = accuracy
-    used = [name for name in spec.models if any(row.model == name for row in spec.rows)]
-    history = {name: experiment.history(name) for name in used}
+    history = {name: experiment.history(name) for name in spec.used_models}
     trained = {name: epochs for name, epochs in history.items() if epochs}
     return {
         "schema": SCHEMA,
@@ -52,6 +52,7 @@ def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
             }
             for name, epochs in trained.items()
         },
+        "figures": analyses(experiment),
         "points": {name: len(part) for name, part in experiment.points.items()},
         "spec": spec.model_dump(mode="json", exclude_none=True),
         "seed": spec.seed,
@@ -64,19 +65,6 @@ def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
                 name: round(sum(e.seconds for e in epochs), 1) for name, epochs in trained.items()
             },
         },
-    }
-
-
-def cell_entry(accuracy: Accuracy) -> dict[str, float]:
-    """One cell as results.json has it."""
-    low, high = accuracy.interval
-    return {
-        "correct": accuracy.correct,
-        "total": accuracy.total,
-        "accuracy": accuracy.value,
-        "low": low,
-        "high": high,
-        "passes_per_image": accuracy.passes,
     }
 
 

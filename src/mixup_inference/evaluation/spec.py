@@ -13,9 +13,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import nn
 
+from mixup_inference.checks import check_number
 from mixup_inference.datasets import check_name
 from mixup_inference.defenses import get_preset, make_defense, settings_of
 from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.evaluation.tuning import GRIDS
 from mixup_inference.models import MODELS
 from mixup_inference.pool import Pool
 from mixup_inference.training import Recipe
@@ -24,6 +26,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
+LAMS = tuple(tenth / 10 for tenth in range(1, 10))
 
 
 class _Table(BaseModel):
@@ -174,6 +177,9 @@ class RowSpec(_Table):
     @classmethod
     def _known_settings(cls, value: Any) -> Any:
         if isinstance(value, dict):
+            for key in ("preset", "defense"):
+                if not isinstance(value.get(key, ""), str):
+                    raise InputError(f"{key} must be a name; saw {value[key]!r}.")
             if "preset" in value:
                 value = _with_preset(value)
             defense = value.get("defense", "none")
@@ -189,6 +195,32 @@ class RowSpec(_Table):
     def _valid(self) -> RowSpec:
         pool = Pool(torch.zeros(2, 1, 64, 64), torch.tensor([0, 1]))
         make_defense(self.defense, nn.Identity(), pool, **self.settings)
+        return self
+
+
+class FiguresSpec(_Table):
+    """What is measured beside the table, for the figures and the theory page of the report.
+
+    ``models``: of these (all in the table by default). ``lams``: over these mixing ratios.
+    ``points``: the theory is measured on so many test points. ``pairs``: linearity on so many
+    pairs of them. ``defenses``: those whose settings are traded off on the tuning points.
+    ``gallery``: so many examples are shown.
+    """
+
+    models: tuple[str, ...] = ()
+    lams: Annotated[tuple[float, ...], Field(min_length=1)] = LAMS
+    points: Count = 200
+    pairs: Count = 500
+    defenses: tuple[str, ...] = ("mi-ol", "gaussian", "rotation", "resize-pad", "crop-resize")
+    gallery: NotNegative = 6
+
+    @model_validator(mode="after")
+    def _valid(self) -> FiguresSpec:
+        for lam in self.lams:
+            check_number(lam, what="a ratio of lams", least=0, most=1)
+        for defense in self.defenses:
+            if defense not in GRIDS:
+                raise unknown_name("defence with settings to trade off:", defense, GRIDS)
         return self
 
 
@@ -215,6 +247,7 @@ class Spec(_Table):
     training: TrainingSpec = TrainingSpec()
     models: Annotated[dict[Name, ModelSpec], Field(min_length=1)]
     attack: AttackSpec | None = None
+    figures: FiguresSpec | None = None
     rows: Annotated[tuple[RowSpec, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -229,11 +262,28 @@ class Spec(_Table):
         for row in self.rows:
             if row.model not in self.models:
                 raise unknown_name(f"model in the row {row.title!r}:", row.model, self.models)
+        for name in self.figures.models if self.figures else ():
+            if name not in self.models:
+                raise unknown_name("model in figures:", name, self.models)
+        if self.figures is not None and self.attack is None:
+            raise InputError("'figures' needs an attack; add it.")
         titles = [row.title for row in self.rows]
         for title in titles:
             if titles.count(title) > 1:
                 raise InputError(f"two rows have the title {title!r}; titles must differ.")
         return self
+
+    @property
+    def used_models(self) -> list[str]:
+        """The models that the table has."""
+        return [name for name in self.models if any(row.model == name for row in self.rows)]
+
+    @property
+    def figure_models(self) -> list[str]:
+        """The models that the figures show."""
+        if self.figures is None:
+            return []
+        return list(self.figures.models) or self.used_models
 
     def network_of(self, model: str) -> NetworkSpec | None:
         """A model's own network, or else the common one; None when its weights bring it."""
@@ -259,11 +309,13 @@ class Spec(_Table):
         document = self.model_dump(exclude_none=True)
         document |= {"name": f"{self.name}-smoke", "title": f"{self.title} (smoke)", "draws": 2}
         document["batch_size"] = 32
-        document["data"] |= {"test": 32, "tuning": 0, "calibration": 0}
+        document["data"] |= {"test": min(32, self.data.test), "tuning": 0, "calibration": 0}
         for name, model in document["models"].items():
             document["models"][name] = model | (one_step if self.is_trained(name) else {})
         if self.attack is not None:
             document["attack"]["steps"] = (1,)
+        if self.figures is not None:
+            document["figures"] |= {"points": 32, "pairs": 16, "lams": (0.5,), "gallery": 2}
         return Spec.model_validate(document)
 
 
@@ -303,7 +355,10 @@ def check_spec(document: Mapping[str, Any], *, source: str = "spec") -> Spec:
     try:
         return Spec.model_validate(document)
     except ValidationError as error:
-        lines = [_in_words(problem) for problem in error.errors()]
+        problems = error.errors()
+        # An item that is refused is also missing from its list, which is not worth a line.
+        first = [p for p in problems if p["type"] != "too_short"] or problems
+        lines = [_in_words(problem) for problem in first]
         raise InputError("\n".join(f"{source}: {line}" for line in lines)) from None
 
 

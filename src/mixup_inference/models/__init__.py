@@ -1,6 +1,7 @@
 """Networks, and their weights on disk."""
 
 from mixup_inference.models.checkpoint import (
+    config_of,
     fill_weights,
     load_checkpoint,
     load_weights,
@@ -15,6 +16,7 @@ __all__ = [
     "MODELS",
     "WEIGHTS",
     "Normalized",
+    "config_of",
     "create_model",
     "fill_weights",
     "from_pretrained",

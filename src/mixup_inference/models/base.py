@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +30,7 @@ class ImageClassifier(nn.Module, ABC):
         super().__init__()
         check_int(channels, what="channels", least=1)
         for name, value in (("mean", mean), ("std", std)):
-            numbers = [float(v) for v in (value if isinstance(value, Sequence) else [value])]
+            numbers = _numbers(name, value)
             if len(numbers) not in (1, channels):
                 raise InputError(f"{name} must be one number or {channels}; saw {value}.")
             if name == "std" and min(numbers) <= 0:
@@ -42,6 +44,20 @@ class ImageClassifier(nn.Module, ABC):
     @abstractmethod
     def logits(self, x: Tensor) -> Tensor:
         """Logits from normalised pixels."""
+
+
+def _numbers(name: str, value: Any) -> list[float]:
+    """One number or several, from whatever they come in."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    try:
+        if isinstance(value, str):
+            raise TypeError
+        numbers = [float(v) for v in (value if isinstance(value, Sequence) else [value])]
+    except (TypeError, ValueError):
+        raise InputError(f"{name} must be one number or one per channel; saw {value!r}.") from None
+    if not all(math.isfinite(number) for number in numbers):
+        raise InputError(f"{name} must be finite; saw {value!r}.")
+    return numbers
 
 
 def convolution(channels: int, width: int, *, stride: int = 1, size: int = 3) -> nn.Conv2d:

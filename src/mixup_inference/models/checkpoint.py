@@ -6,8 +6,6 @@ torch files, read with ``weights_only``, under whatever prefix and wrapper they 
 
 from __future__ import annotations
 
-import pickle
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,10 +36,16 @@ def save_checkpoint(
     about = {
         "format": FORMAT,
         "version": __version__,
-        "architecture": getattr(model, "config", None),
+        "architecture": config_of(model),
         **header,
     }
     write_tensors(Path(path), tensors | (extra or {}), about)
+
+
+def config_of(model: nn.Module) -> dict[str, Any] | None:
+    """What ``create_model`` noted on a model of ours; other people's ``config`` is not that."""
+    config = getattr(model, "config", None)
+    return config if isinstance(config, dict) and "num_classes" in config else None
 
 
 def load_checkpoint(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
@@ -55,7 +59,7 @@ def load_checkpoint(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
         )
     try:
         model = create_model(**config)
-    except (TypeError, InputError) as error:
+    except Exception as error:  # a header can say anything
         raise InputError(f"{path} names an architecture that is not here: {error}") from None
     fill_weights(model, tensors, path)
     return model.eval(), header
@@ -87,7 +91,8 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     Wrappers such as ``{"state_dict": ...}`` and prefixes such as ``module.`` are recognised. A
     torch file is read with ``weights_only``: nothing in it can run.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
+    path = path / "model.safetensors" if path.is_dir() else path
     if not path.is_file():
         raise InputError(f"there is no file {path}.")
     with path.open("rb") as file:
@@ -99,36 +104,53 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
             return
     else:
         tensors = _read_torch(path)
-    _fill(model, _without_prefix(tensors), path)
+    _fill(model, _as_named_in(model, tensors), path)
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
     """The state dict of a torch file, out of its wrapper if it has one."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, zipfile.BadZipFile):
+        with path.open("rb") as file:  # opened here, because torch also judges by the name
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception:  # a damaged file can fail in any way it likes
         raise InputError(
             f"{path} is neither safetensors nor a torch file of plain tensors. It may be "
             "truncated, or hold Python objects, which are never loaded: save its state_dict."
         ) from None
-    for wrapper in _WRAPPERS:
-        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
-            content = content[wrapper]
-            break
+    while isinstance(content, Mapping) and (
+        wrapper := next((w for w in _WRAPPERS if isinstance(content.get(w), Mapping)), None)
+    ):
+        content = content[wrapper]
     if not isinstance(content, Mapping) or not content:
         raise InputError(f"{path} holds no state_dict; saw {type(content).__name__}.")
-    tensors = {name: value for name, value in content.items() if isinstance(value, Tensor)}
+    tensors = {
+        name: value
+        for name, value in content.items()
+        if isinstance(value, Tensor) and isinstance(name, str)
+    }
     if not tensors:
-        raise InputError(f"{path} holds no tensors; saw the keys {sorted(content)[:10]}.")
+        raise InputError(f"{path} holds no named tensors; saw the keys {[*content][:10]}.")
     return tensors
 
 
-def _without_prefix(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Take off the prefixes that all names share."""
-    names = dict(tensors)
-    while prefix := next((p for p in _PREFIXES if all(n.startswith(p) for n in names)), None):
-        names = {name.removeprefix(prefix): tensor for name, tensor in names.items()}
-    return names
+def _as_named_in(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under the names that fit the model best: as they are, or without a prefix.
+
+    What does not have the prefix (a loss's weights beside the network's) is left out, if the
+    model is complete without it.
+    """
+    own = model.state_dict().keys()
+    found = dict(tensors)
+    best = found
+    while prefix := next((p for p in _PREFIXES if any(n.startswith(p) for n in found)), None):
+        found = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in found.items()
+            if name.startswith(prefix)
+        }
+        if len(own & found.keys()) > len(own & best.keys()):
+            best = found
+    return best
 
 
 def _fill(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path) -> None:
@@ -145,6 +167,13 @@ def _fill(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path) -> 
             f"{path} does not fit the model: missing {_some(missing)}, unexpected "
             f"{_some(unexpected)}, of another shape {_some(sorted(reshaped))}.{hint}"
         )
+    for name, tensor in weights.items():
+        if tensor.is_floating_point() != own[name].is_floating_point() or (
+            tensor.layout != torch.strided
+        ):
+            raise InputError(f"{name} in {path} is {tensor.dtype}, {tensor.layout}; not usable.")
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise InputError(f"{name} in {path} has values that are not finite; it is broken.")
     model.load_state_dict(weights)
 
 

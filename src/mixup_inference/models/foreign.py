@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mixup_inference.classifier import logits_of
+from mixup_inference.classifier import unwrap
 from mixup_inference.errors import InputError
 from mixup_inference.models.base import ImageClassifier, PerChannel
 
@@ -30,7 +30,8 @@ class Normalized(ImageClassifier):
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits from normalised pixels."""
-        return logits_of(self.model, x)
+        out: Tensor = unwrap(self.model(x))
+        return out
 
 
 def import_model(name: str, num_classes: int, **settings: Any) -> nn.Module:
@@ -60,7 +61,9 @@ def import_model(name: str, num_classes: int, **settings: Any) -> nn.Module:
 
 def _call(factory: Callable[..., Any], num_classes: int, settings: dict[str, Any]) -> Any:
     parameters = inspect.signature(factory).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    takes_any = inspect.isfunction(factory) and any(
+        p.kind is p.VAR_KEYWORD for p in parameters.values()
+    )
     if "num_classes" in parameters or takes_any:
         settings = {"num_classes": num_classes, **settings}
     return factory(**settings)

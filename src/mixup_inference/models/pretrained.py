@@ -10,7 +10,7 @@ from torch import nn
 
 from mixup_inference.errors import InputError
 from mixup_inference.files import write_json
-from mixup_inference.models.checkpoint import load_checkpoint, save_checkpoint
+from mixup_inference.models.checkpoint import config_of, load_checkpoint, save_checkpoint
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
@@ -36,7 +36,7 @@ def save_pretrained(
         repo_id: also upload the folder to this repository of the Hugging Face hub.
         about: whatever else its users should know; JSON.
     """
-    if getattr(model, "config", None) is None:
+    if config_of(model) is None:
         raise InputError(
             "only models made with create_model can be saved so that they can be built again; "
             "save your own with safetensors and load them with load_weights(model, path)."
@@ -66,7 +66,7 @@ def from_pretrained(name: str | Path) -> nn.Module:
     ``name`` is a folder, a file, or ``user/repository`` on the Hugging Face hub. Weights are
     checked against the hash in their header, and nothing in the file can run.
     """
-    path = Path(name)
+    path = Path(name).expanduser()
     if path.is_dir():
         path /= WEIGHTS
     elif not path.is_file():
@@ -77,7 +77,15 @@ def from_pretrained(name: str | Path) -> nn.Module:
 
 
 def _from_hub(name: str) -> Path:
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+    first = name.split("/", maxsplit=1)[0]
+    if (
+        name.count("/") != 1
+        or name.startswith((".", "/", "~"))
+        or (
+            Path(name).suffix in (".safetensors", ".th", ".pt", ".pth", ".ckpt", ".bin")
+            or Path(first).exists()
+        )
+    ):
         raise InputError(
             f"there is no folder or file {name}; a model on the Hugging Face hub is called "
             "user/repository."
@@ -104,5 +112,7 @@ def _hub(name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A dataclass as a dictionary; anything else as it is."""
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    """A dataclass as a dictionary without what is not a number; anything else as it is."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    return {k: v for k, v in asdict(value).items() if v == v}  # noqa: PLR0124 (NaN is not itself)

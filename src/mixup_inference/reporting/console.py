@@ -7,9 +7,8 @@ from itertools import groupby
 from rich.console import Console
 from rich.markup import escape
 
-from mixup_inference.evaluation.accuracy import Accuracy
+from mixup_inference.evaluation.accuracy import Accuracy, cell_entry
 from mixup_inference.evaluation.listener import Column, Listener
-from mixup_inference.evaluation.results import cell_entry
 from mixup_inference.evaluation.spec import RowSpec, Spec
 from mixup_inference.progress import Task
 from mixup_inference.reporting.tables import heading, percent, with_margin
@@ -24,8 +23,9 @@ class ConsoleListener(Listener):
         self.task: Task | None = None
         self.computed = self.reused = 0
         self._title_width = max(len(row.title) for row in spec.rows)
-        self._margins = console.width >= self._title_width + 11 * len(columns)
-        self._cell_width = 11 if self._margins or len(columns) < 5 else 8
+        fits = console.width >= self._title_width + 12 * len(columns)
+        self._margins = fits or len(columns) <= 3
+        self._cell_width = 12 if self._margins or len(columns) < 5 else 8
         self._row: list[Accuracy] = []
         self._group: str | None = None
 
@@ -62,7 +62,8 @@ class ConsoleListener(Listener):
             self.say("─" * (self._title_width + self._cell_width * len(self.columns)), "dim")
         self._group = row.group
         shown = [
-            with_margin(cell_entry(a)) if self._margins else percent(a.value) for a in self._row
+            with_margin(cell_entry(a)) if self._margins else percent(a.value, a.total)
+            for a in self._row
         ]
         cells = "".join(text.rjust(self._cell_width) for text in shown)
         self.say(f"{row.title:<{self._title_width}}{cells}")
@@ -74,7 +75,8 @@ class ConsoleListener(Listener):
             (f"PGD-{c.steps}" if c.steps else "").rjust(self._cell_width) for c in self.columns
         )
         self.say(" " * self._title_width + top, "bold")
-        self.say(" " * self._title_width + steps, "bold")
+        if steps.strip():
+            self.say(" " * self._title_width + steps, "bold")
 
     def say(self, text: str, style: str = "") -> None:
         """Print a line as it is, whatever brackets it has."""

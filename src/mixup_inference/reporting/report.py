@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mixup_inference.files import write_json, write_text
-from mixup_inference.reporting.figures import overview
-from mixup_inference.reporting.tables import as_csv, caption, heading, markdown, percent
+from mixup_inference.reporting.figures import charts, draw, write_chart
+from mixup_inference.reporting.figures.chart import inline
+from mixup_inference.reporting.page import comparison, page
+from mixup_inference.reporting.tables import as_csv, markdown
 
 
 def write_results(results: dict[str, Any], folder: Path) -> list[Path]:
@@ -21,24 +23,24 @@ def write_results(results: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def write_report(results: dict[str, Any], folder: Path) -> list[Path]:
-    """Write report.html; returns its path."""
+    """Write report.html, and figures/ with each figure and its data; returns the paths."""
+    figures, paths = {}, []
+    for chart in charts(results):
+        drawing = draw(chart)
+        figures[chart.name] = inline(chart, drawing)
+        paths += write_chart(chart, drawing, folder / "figures")
     path = folder / "report.html"
-    write_text(path, html(results))
-    return [path]
+    write_text(path, page(results, figures))
+    return [path, *paths]
 
 
 def html(results: dict[str, Any]) -> str:
-    """The report as one self-contained page; everything that comes from the spec is escaped."""
-    from jinja2 import Environment, FileSystemLoader  # noqa: PLC0415
+    """The report as one self-contained page."""
+    drawn = {chart.name: inline(chart, draw(chart, png=False)) for chart in charts(results)}
+    return page(results, drawn)
 
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True
-    )
-    kinds = groupby(results["columns"], key=lambda column: column.split(" ")[0])
-    return environment.get_template("report.html").render(
-        results=results,
-        caption=caption(results),
-        modes=[(heading(mode), len(list(columns))) for mode, columns in kinds],
-        overview=overview(results),
-        percent=percent,
-    )
+
+def write_comparison(runs: Sequence[dict[str, Any]], path: Path) -> Path:
+    """Write several runs' results side by side as one self-contained page."""
+    write_text(path, comparison(runs))
+    return path

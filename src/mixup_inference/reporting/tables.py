@@ -8,28 +8,33 @@ import math
 from typing import Any
 
 
-def percent(share: float) -> str:
-    """A share as a percentage with one decimal."""
-    return f"{100 * share:.1f}"
+def percent(share: float, total: float = 0) -> str:
+    """A share as a percentage with one decimal; two, if it is one of 5,000 points or more.
+
+    >>> percent(0.91734), percent(0.9173, total=10_000)
+    ('91.7', '91.73')
+    """
+    return f"{100 * share:.{2 if total >= 5000 else 1}f}"
 
 
 def with_interval(cell: dict[str, float]) -> str:
     """Accuracy and its 95% interval, in percent.
 
-    >>> with_interval({"accuracy": 0.942, "low": 0.918, "high": 0.9593})
+    >>> with_interval({"accuracy": 0.942, "low": 0.918, "high": 0.9593, "total": 500})
     '94.2 [91.8, 95.9]'
     """
-    return f"{percent(cell['accuracy'])} [{percent(cell['low'])}, {percent(cell['high'])}]"
+    value, low, high = (percent(cell[k], cell["total"]) for k in ("accuracy", "low", "high"))
+    return f"{value} [{low}, {high}]"
 
 
 def with_margin(cell: dict[str, float]) -> str:
     """Accuracy and the longer arm of its 95% interval, in percent: short enough for a terminal.
 
-    >>> with_margin({"accuracy": 0.942, "low": 0.918, "high": 0.9593})
+    >>> with_margin({"accuracy": 0.942, "low": 0.918, "high": 0.9593, "total": 500})
     '94.2 ±2.4'
     """
     arm = max(cell["accuracy"] - cell["low"], cell["high"] - cell["accuracy"])
-    return f"{percent(cell['accuracy'])} ±{math.ceil(1000 * arm - 1e-6) / 10:.1f}"
+    return f"{percent(cell['accuracy'], cell['total'])} ±{math.ceil(1000 * arm - 1e-6) / 10:.1f}"
 
 
 def heading(column: str) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mixup_inference.checks import as_pixels, check_labels, check_stored_images
-from mixup_inference.classifier import device_of, dtype_of, logits_of
+from mixup_inference.classifier import device_of, dtype_of, logits_of, unwrap
 from mixup_inference.datasets import as_tensors, random_order
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import InputError, TrainingDivergedError
@@ -45,7 +45,7 @@ class Epoch:
 def train(
     model: nn.Module,
     images: Tensor | Iterable[Any],
-    labels: Tensor | None = None,
+    labels: Tensor | Recipe | str | None = None,
     recipe: Recipe | str = "mixup",
     *,
     validation: tuple[Tensor, Tensor] | None = None,
@@ -70,6 +70,8 @@ def train(
         fabric: a configured ``lightning_fabric.Fabric``, for another device or precision.
         progress: where to report.
     """
+    if isinstance(labels, Recipe | str):  # train(model, dataset, recipe)
+        recipe, labels = labels, None
     recipe = Recipe.of_paper(recipe) if isinstance(recipe, str) else recipe
     images, labels = as_tensors(images, labels, what="the training data")
     check_stored_images(images, what="images")
@@ -154,7 +156,7 @@ def _run_epoch(job: _Job, model: Any, optimizer: Any, epoch: int, task: Task) ->
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(recipe, epoch * len(batches) + number, len(batches))
         examples = _examples(job, index, epoch)
-        logits = model(examples.x)
+        logits = unwrap(model(examples.x))
         loss = examples.loss(logits)
         optimizer.zero_grad()
         job.fabric.backward(loss)

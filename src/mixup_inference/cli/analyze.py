@@ -1,0 +1,81 @@
+"""The command `analyze`: the paper's Section 3 and its detection scores, measured on a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from mixup_inference.cli.one_model import OneModel, make_spec
+from mixup_inference.cli.work import open_experiment
+from mixup_inference.evaluation import analyses, load_spec
+from mixup_inference.evaluation.spec import FiguresSpec
+from mixup_inference.files import write_json
+from mixup_inference.reporting.findings import linear_enough
+
+if TYPE_CHECKING:
+    from mixup_inference.cli import Common
+
+
+def analyze_one(name: str | None, one: OneModel, common: Common) -> None:
+    """Analyse the models of an experiment, or one of the user's own."""
+    if one.data is None:
+        spec = load_spec(name or "digits")
+        model = one.model
+    else:
+        spec, model = make_spec(one, name), "model"
+    figures = (spec.figures or FiguresSpec()).model_dump() | {"gallery": 0}
+    figures |= {} if model is None else {"models": (model,)}
+    spec = spec.model_copy(update={"figures": FiguresSpec(**figures)})
+    experiment = open_experiment(spec, common)
+    found = analyses(experiment, tradeoffs=False)
+    path = experiment.folder / "analysis.json"
+    write_json(path, found)
+    if common.quiet:
+        return
+    console = Console()
+    for title, entry in found.items():
+        _print(console, title, entry)
+    console.print(f"\nEverything, with standard errors: {path}", highlight=False, soft_wrap=True)
+
+
+def _print(console: Console, name: str, entry: dict[str, Any]) -> None:
+    console.print(f"\n{name}", style="bold")
+    console.print(linear_enough(name, entry["linearity"]), highlight=False, soft_wrap=True)
+    scores = entry["detection"]["scores"]
+    for attack in dict.fromkeys(score["attack"] for score in scores):
+        table = Table(
+            *("lam", "F_y", "F_yhat", "transfer", "shrinkage", "RIC", "DG", "AUC"),
+            title=f"{attack} PGD-{entry['steps']}: adversarial inputs, before -> after",
+            title_justify="left",
+            box=None,
+            pad_edge=False,
+        )
+        for theory in (t for t in entry["theory"] if t["attack"] == attack):
+            kind = theory["kind"].upper()
+            auc = next(
+                s["auc"]
+                for s in scores
+                if (s["score"], s["lam"], s["attack"]) == (kind, theory["lam"], attack)
+            )
+            table.add_row(*_cells(kind, theory, auc))
+        console.print(table)
+        others = [s for s in scores if s["attack"] == attack and s["lam"] is None]
+        words = ", ".join(f"{s['score']} {s['auc']:.3f}" for s in others)
+        console.print(f"AUC of other scores: {words}.", highlight=False)
+
+
+def _cells(kind: str, theory: dict[str, Any], auc: float) -> list[str]:
+    """One row: a kind of mixup inference at one ratio."""
+    seen, y_hat, ric = theory["adversarial"], theory["y_hat"], theory["ric"]
+    return [
+        f"{kind} {theory['lam']:g}",
+        f"{seen['y']['mean']:.2f} -> {seen['y_mi']['mean']:.2f}",
+        f"{seen['y_hat']['mean']:.2f} -> {seen['y_hat_mi']['mean']:.2f}",
+        f"{y_hat['input_transfer']['mean']:+.2f}",
+        f"{y_hat['perturbation_shrinkage']['mean']:+.2f}",
+        f"{'yes' if ric['holds'] else 'no'} ({ric['points']}/{ric['total']})",
+        f"{theory['detection_gap']['mean']:+.2f} ± {1.96 * theory['detection_gap']['se']:.2f}",
+        f"{auc:.3f}",
+    ]

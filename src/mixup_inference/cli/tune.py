@@ -1,0 +1,75 @@
+"""The command `tune`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from mixup_inference.checks import check_number
+from mixup_inference.cli.one_model import OneModel, make_spec
+from mixup_inference.cli.work import open_experiment
+from mixup_inference.defenses import write_preset
+from mixup_inference.errors import InputError
+from mixup_inference.evaluation import Tuned, load_spec, tune
+from mixup_inference.evaluation.accuracy import cell_entry
+from mixup_inference.reporting.tables import percent, with_margin
+
+if TYPE_CHECKING:
+    from mixup_inference.cli import Common
+
+
+def tune_one(name: str | None, one: OneModel, loss: float, common: Common) -> None:
+    """Tune one defence for one model, of an experiment or of the user's own."""
+    check_number(loss, what="--loss / 100", least=0, most=1)
+    if one.data is None:
+        spec = load_spec(name or "digits")
+        model = one.model or next(iter(spec.models))
+    else:
+        spec, model = make_spec(one, name, tuning=one.points), "model"
+    experiment = open_experiment(spec, common)
+    tuned = tune(experiment, model, one.defense, loss=loss)
+    path = experiment.folder / "presets" / f"{model}+{one.defense}.toml"
+    chosen = next(t for t in tuned.trials if t.settings == tuned.settings)
+    lost = tuned.base.value - chosen.clean.value
+    comment = (
+        f"Chosen for {model} of {spec.title}: of {len(tuned.trials)} settings the one with the\n"
+        f"highest attacked accuracy that loses at most {100 * loss:g} points of clean accuracy\n"
+        f"(it loses {100 * lost:.1f}), on {tuned.base.total} tuning points."
+    )
+    write_preset(path, one.defense, tuned.settings, comment=comment)
+    if not common.quiet:
+        _print(Console(), tuned, one.defense, loss)
+        Console().print(f"\nKept as {path}", highlight=False, soft_wrap=True)
+
+
+def _print(console: Console, tuned: Tuned, defense: str, loss: float) -> None:
+    """The grid on the tuning points, and the choice on the test points."""
+    attacks = list(tuned.trials[0].attacked)
+    if not attacks:
+        raise InputError("tuning needs an attack.")
+    console.print(
+        f"{defense} on {tuned.base.total} tuning points; undefended and clean: "
+        f"{percent(tuned.base.value)}. Allowed to lose {100 * loss:g} points.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    width = max(len(_words(t.settings)) for t in tuned.trials) + 2
+    heads = "".join(name.rjust(13) for name in ("clean", *attacks))
+    console.print(" " * width + heads, style="bold", highlight=False, soft_wrap=True)
+    for trial in tuned.trials:
+        cells = [trial.clean, *trial.attacked.values()]
+        mark = "  <- chosen" if trial.settings == tuned.settings else ""
+        line = _words(trial.settings).ljust(width)
+        line += "".join(percent(cell.value).rjust(13) for cell in cells)
+        console.print(line + mark, highlight=False, soft_wrap=True, markup=False)
+    console.print(f"\nOn {tuned.reported[0][0].total} test points:", highlight=False)
+    width = max(len(row.title) for row in tuned.rows) + 2
+    for row, cells in zip(tuned.rows, tuned.reported, strict=True):
+        line = row.title.ljust(width)
+        line += "".join(with_margin(cell_entry(cell)).rjust(13) for cell in cells)
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _words(settings: dict[str, object]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in settings.items())

@@ -1,0 +1,253 @@
+"""What is measured beside the table: linearity, the theory, detection, trade-offs, examples."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mixup_inference.classifier import logits_of
+from mixup_inference.defenses import MixupInference
+from mixup_inference.draws import Draws, derive_seed, make_key
+from mixup_inference.evaluation.accuracy import cell_entry
+from mixup_inference.evaluation.detecting import Points, answer, measure_combined, measure_detection
+from mixup_inference.evaluation.experiment import Experiment
+from mixup_inference.evaluation.tuning import GRIDS, pareto, try_settings
+from mixup_inference.theory import analyze, linearity
+
+
+def analyses(experiment: Experiment, *, tradeoffs: bool = True) -> dict[str, Any]:
+    """Everything that the spec's [figures] asks for, by model; trade-offs if they are wanted."""
+    models = experiment.spec.figure_models
+    return {name: _of_model(experiment, name, tradeoffs=tradeoffs) for name in models}
+
+
+def _of_model(experiment: Experiment, name: str, *, tradeoffs: bool) -> dict[str, Any]:
+    figures, attack = experiment.spec.figures, experiment.spec.attack
+    assert figures is not None
+    assert attack is not None
+    steps = min(attack.steps)
+    common = {
+        "model": experiment.model_identity(name),
+        "points": experiment.points_hash("test"),
+        "seed": experiment.spec.seed,
+    }
+    attacks = {
+        "attacks": [experiment.examples_identity(name, mode) for mode in attack.modes],
+        "steps": steps,
+        "draws": experiment.spec.draws,
+        "batch_size": experiment.batch_size,
+        "lams": list(figures.lams),
+    }
+
+    def part(what: str, identity: dict[str, Any], compute: Any) -> Any:
+        whole = {"what": what, **common, **identity}
+        return experiment.part("analysis", f"{what} of {name}", whole, compute)
+
+    out = {
+        "steps": steps,
+        "linearity": part(
+            "linearity", {"pairs": figures.pairs}, lambda: _linearity(experiment, name)
+        ),
+        "theory": part(
+            "theory", attacks | {"used": figures.points}, lambda: _theory(experiment, name, steps)
+        ),
+        "detection": part(
+            "detection",
+            attacks | {"calibration": experiment.points_hash("calibration")},
+            lambda: _detection(experiment, name, steps),
+        ),
+    }
+    if tradeoffs and len(experiment.points["tuning"]):
+        grids = {defense: list(GRIDS[defense]) for defense in figures.defenses}
+        identity = attacks | {"grids": grids, "tuning": experiment.points_hash("tuning")}
+        out["tradeoff"] = part("trade-off", identity, lambda: _tradeoff(experiment, name, steps))
+    if figures.gallery:
+        identity = attacks | {"count": figures.gallery}
+        out["gallery"] = part("gallery", identity, lambda: _gallery(experiment, name, steps))
+    return out
+
+
+def _linearity(experiment: Experiment, name: str) -> Any:
+    assert experiment.spec.figures is not None
+    found = linearity(
+        experiment.model(name),
+        experiment.points["test"].pixels.to(experiment.device),
+        pairs=experiment.spec.figures.pairs,
+        seed=experiment.spec.seed,
+        batch_size=experiment.batch_size,
+    )
+    return asdict(found)
+
+
+def _attacked(experiment: Experiment, name: str, steps: int) -> dict[str, Tensor]:
+    assert experiment.spec.attack is not None
+    modes = experiment.spec.attack.modes
+    return {mode: experiment.examples(name, mode)[steps] for mode in modes}
+
+
+def _theory(experiment: Experiment, name: str, steps: int) -> Any:
+    """Both kinds of mixup inference, all ratios, all attacks."""
+    spec, test = experiment.spec, experiment.points["test"]
+    assert spec.figures is not None
+    some = test.take(torch.arange(min(spec.figures.points, len(test))))
+    entries = []
+    jobs = len(_attacked(experiment, name, steps)) * 2 * len(spec.figures.lams)
+    with experiment.progress.task("theory", jobs) as task:
+        for mode, x_adv in _attacked(experiment, name, steps).items():
+            right = _labels(experiment, name, some.pixels) == some.labels
+            turned = _labels(experiment, name, x_adv[: len(some)]) != some.labels
+            if int((right & turned).sum()) < 2:
+                continue  # the attack fooled nobody: there is nothing to measure
+            for kind in ("mi-pl", "mi-ol"):
+                for lam in spec.figures.lams:
+                    found = analyze(
+                        experiment.model(name),
+                        experiment.pool.to(experiment.device),
+                        some.pixels.to(experiment.device),
+                        x_adv[: len(some)].to(experiment.device),
+                        some.labels,
+                        kind=kind,
+                        lam=lam,
+                        draws=spec.draws,
+                        seed=spec.seed,
+                        index=some.index,
+                        batch_size=1024,
+                    )
+                    entries.append({"attack": mode, **asdict(found)})
+                    task.advance()
+    return entries
+
+
+def _labels(experiment: Experiment, name: str, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        parts = [logits_of(experiment.model(name), p.to(experiment.device)) for p in x.split(500)]
+    return torch.cat(parts).argmax(1).cpu()
+
+
+def _detection(experiment: Experiment, name: str, steps: int) -> Any:
+    spec, points = experiment.spec, experiment.points
+    assert spec.figures is not None
+    test, calibration = points["test"], points["calibration"]
+    sets = {"clean": Points(test.pixels, test.index)}
+    attacked = _attacked(experiment, name, steps)
+    sets |= {mode: Points(x, test.index) for mode, x in attacked.items()}
+    if len(calibration):
+        sets["calibration"] = Points(calibration.pixels, calibration.index)
+    answers = answer(
+        experiment.model(name),
+        experiment.pool,
+        sets,
+        lams=spec.figures.lams,
+        draws=spec.draws,
+        seed=spec.seed,
+        batch_size=experiment.batch_size,
+        progress=experiment.progress,
+    )
+    middle = min(spec.figures.lams, key=lambda lam: abs(lam - 0.5))
+    combined = measure_combined(answers, test.labels, list(attacked), lam=middle)
+    return measure_detection(answers, list(attacked)) | {"combined": combined}
+
+
+def _tradeoff(experiment: Experiment, name: str, steps: int) -> Any:
+    """Every defence's grid on the tuning points."""
+    spec, tuning = experiment.spec, experiment.points["tuning"]
+    assert spec.figures is not None
+    assert spec.attack is not None
+    modes: tuple[str, ...] = spec.attack.modes
+    attacked = {mode: experiment.examples(name, mode, "tuning")[steps] for mode in modes}
+    out = {}
+    for defense in spec.figures.defenses:
+        trials = try_settings(
+            experiment.model(name),
+            experiment.pool,
+            defense,
+            tuning.pixels,
+            attacked,
+            tuning.labels,
+            index=tuning.index,
+            draws=spec.draws,
+            seed=spec.seed,
+            batch_size=experiment.batch_size,
+            progress=experiment.progress,
+        )
+        out[defense] = [
+            {
+                "settings": trial.settings,
+                "clean": cell_entry(trial.clean),
+                "attacked": {mode: cell_entry(a) for mode, a in trial.attacked.items()},
+                "robust": trial.robust,
+                "on_front": on_front,
+            }
+            for trial, on_front in zip(trials, pareto(trials), strict=True)
+        ]
+    return out
+
+
+def _gallery(experiment: Experiment, name: str, steps: int) -> Any:
+    """A few test points: clean, perturbation, adversarial, mixed, with the model's answers.
+
+    The first ones that the model has right and the attack turns, as mixup inference sees them in
+    its first draw (MI-OL with the middle ratio).
+    """
+    spec, test = experiment.spec, experiment.points["test"]
+    assert spec.figures is not None
+    assert spec.attack is not None
+    mode = spec.attack.modes[0]
+    model, x_adv = experiment.model(name), experiment.examples(name, mode)[steps]
+    right = _labels(experiment, name, test.pixels) == test.labels
+    turned = _labels(experiment, name, x_adv) != test.labels
+    rows = torch.nonzero(right & turned).flatten()[: spec.figures.gallery]
+    if len(rows) == 0:
+        return []
+    lam = min(spec.figures.lams, key=lambda value: abs(value - 0.5))
+    inference = MixupInference(
+        model, experiment.pool, lam=lam, draws=spec.draws, seed=spec.seed
+    ).to(experiment.device)
+    clean, attacked = test.pixels[rows], x_adv[rows]
+    with torch.no_grad():
+        device = experiment.device
+        index = test.index[rows]
+        before, after = inference.log_probs(attacked.to(device), index=index, stream="gallery")
+        plain = logits_of(model, clean.to(device)).log_softmax(1)
+        draws = Draws(make_key(derive_seed(spec.seed, "gallery"), "mixed"), index, torch.arange(1))
+        _, numbers = inference.partners(before.argmax(1).cpu(), draws)
+        partner = experiment.pool.pixels(numbers[:, 0].to(experiment.pool.images.device)).cpu()
+        mixed = lam * attacked + (1 - lam) * partner
+        seen = logits_of(model, mixed.to(device)).log_softmax(1)
+    names = test.class_names
+    entries = []
+    for i, row in enumerate(rows.tolist()):
+        shown = {"clean": (clean, plain), "adversarial": (attacked, before), "mixed": (mixed, seen)}
+        entry: dict[str, Any] = {
+            "point": int(test.index[row]),
+            "label": names[int(test.labels[row])],
+            "lam": lam,
+            "attack": mode,
+            "perturbation": _png(0.5 + (attacked[i] - clean[i]) / (2 * spec.attack.eps)),
+            "partner": {"image": _png(partner[i])},
+            "defended": _top(after[i], names),
+        }
+        for key, (images, log_p) in shown.items():
+            entry[key] = {"image": _png(images[i]), **_top(log_p[i], names)}
+        entries.append(entry)
+    return entries
+
+
+def _top(log_p: Tensor, names: tuple[str, ...]) -> dict[str, Any]:
+    best = int(log_p.argmax())
+    return {"predicted": names[best], "confidence": float(log_p[best].exp())}
+
+
+def _png(image: Tensor) -> str:
+    """A small image as PNG in base64."""
+    from PIL import Image  # noqa: PLC0415
+
+    pixels = image.clamp(0, 1).mul(255).round().byte().cpu().permute(1, 2, 0).numpy()
+    out = io.BytesIO()
+    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(out, format="PNG")
+    return base64.b64encode(out.getvalue()).decode("ascii")

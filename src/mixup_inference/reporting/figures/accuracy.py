@@ -1,0 +1,150 @@
+"""Accuracy: the table at a glance, and clean against robust accuracy (Figure 3b)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mixup_inference.reporting.figures.chart import Chart, Row
+from mixup_inference.reporting.figures.style import arms, distinct, legend_below, look, only
+from mixup_inference.reporting.tables import heading
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Beside all settings are shown those within so much of the highest clean accuracy.
+NEAR = 0.1
+
+
+def overview(results: dict[str, Any]) -> Chart:
+    """Clean and attacked accuracy of every row with its interval."""
+    rows = [
+        {
+            "method": row["title"],
+            "group": row["group"],
+            "column": column,
+            "value": row["cells"][column]["accuracy"],
+            "low": row["cells"][column]["low"],
+            "high": row["cells"][column]["high"],
+        }
+        for column in _shown_columns(results)
+        for row in results["rows"]
+    ]
+    height = 0.34 * len(results["rows"]) + 1.6
+    return Chart("overview", results["title"], rows, _paint_overview, (8.5, height))
+
+
+def _shown_columns(results: dict[str, Any]) -> list[str]:
+    """Clean, and of each attack mode the one with the most steps."""
+    last = {column.split(" ")[0]: column for column in results["columns"]}
+    return list(last.values())
+
+
+def _paint_overview(figure: Figure, rows: list[Row]) -> None:
+    axes = figure.add_subplot()
+    columns = distinct(rows, "column")
+    methods = only(rows, column=columns[0])
+    for number, column in enumerate(columns):
+        cells = only(rows, column=column)
+        axes.errorbar(
+            [100 * cell["value"] for cell in cells],
+            [y + 0.2 * (number - (len(columns) - 1) / 2) for y in range(len(cells))],
+            xerr=arms(cells, "value", "low", "high", 100),
+            fmt=look(number).marker,
+            color=look(number).colour,
+            elinewidth=1.2,
+            label=heading(column),
+        )
+    axes.set_yticks(range(len(methods)), [cell["method"] for cell in methods])
+    for label in axes.get_yticklabels():
+        label.set_parse_math(False)  # a dollar sign in a title is a dollar sign
+    axes.set_ylim(len(methods) - 0.4, -0.6)
+    axes.set_xlim(-1, 101)
+    axes.set_xlabel("accuracy (%), with 95% intervals")
+    axes.grid(visible=False, axis="y")
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    for y in range(1, len(methods)):
+        if methods[y]["group"] != methods[y - 1]["group"]:
+            axes.axhline(y - 0.5, color="#888888", linewidth=0.8)
+    legend_below(figure, axes, columns=4)
+
+
+def tradeoff(model: str, entry: dict[str, Any]) -> Chart:
+    """Figure 3b: each defence's settings by clean and robust accuracy, and its Pareto front.
+
+    Robust accuracy is the mean over the attacks; its interval is the mean of their intervals.
+    """
+    rows = []
+    for defense, trials in entry["tradeoff"].items():
+        for trial in trials:
+            attacked = list(trial["attacked"].values())
+            row: Row = {"model": model, "defense": defense, "settings": said(trial["settings"])}
+            row |= {
+                "clean": trial["clean"]["accuracy"],
+                "clean_low": trial["clean"]["low"],
+                "clean_high": trial["clean"]["high"],
+                "robust": trial["robust"],
+                "robust_low": sum(cell["low"] for cell in attacked) / len(attacked),
+                "robust_high": sum(cell["high"] for cell in attacked) / len(attacked),
+                "on_front": trial["on_front"],
+            }
+            rows.append(row)
+    first = next(iter(entry["tradeoff"].values()))[0]
+    attacks = " and ".join(first["attacked"])
+    title = f"Clean against robust accuracy: {model}, {attacks} PGD-{entry['steps']}"
+    return Chart(f"tradeoff-{model}", title, rows, _paint_tradeoff, (8.5, 4.8))
+
+
+def said(settings: dict[str, Any]) -> str:
+    """Settings as one short text.
+
+    >>> said({"lam": 0.5, "size": [0.75, 1.0]})
+    'lam 0.5, size 0.75 to 1'
+    """
+    return ", ".join(f"{key} {_value(value)}" for key, value in settings.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return " to ".join(_value(part) for part in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _paint_tradeoff(figure: Figure, rows: list[Row]) -> None:
+    """All settings, and beside them those that are near the highest clean accuracy."""
+    (grid,) = figure.subplots(1, 2, squeeze=False)
+    for axes in grid:
+        for number, defense in enumerate(distinct(rows, "defense")):
+            _front(axes, only(rows, defense=defense), number, defense)
+        axes.set_xlabel("clean accuracy (%)")
+    best = max(row["clean"] for row in rows)
+    near = [row for row in rows if row["clean"] >= best - NEAR]
+    grid[0].set_title("all settings")
+    grid[1].set_title(f"within {100 * NEAR:g} points of the highest clean accuracy")
+    grid[1].set_xlim(100 * (best - NEAR) - 0.5, 100 * best + 1)
+    lowest, highest = (end(100 * row["robust"] for row in near) for end in (min, max))
+    grid[1].set_ylim(lowest - 4, highest + 4)
+    grid[0].set_ylabel("robust accuracy (%), mean over the attacks")
+    legend_below(figure, grid[0], columns=5)
+
+
+def _front(axes: Axes, rows: list[Row], number: int, label: str) -> None:
+    """A defence's points with faint intervals; those on its front filled and joined."""
+    style = look(number)
+    for on_front in (False, True):
+        some = sorted(only(rows, on_front=on_front), key=lambda row: (row["clean"], -row["robust"]))
+        axes.errorbar(
+            [100 * row["clean"] for row in some],
+            [100 * row["robust"] for row in some],
+            xerr=arms(some, "clean", "clean_low", "clean_high", 100),
+            yerr=arms(some, "robust", "robust_low", "robust_high", 100),
+            color=style.colour,
+            ecolor=(style.colour, 0.25),
+            elinewidth=0.8,
+            marker=style.marker,
+            markersize=6,
+            markerfacecolor=style.colour if on_front else "white",
+            linestyle=style.line if on_front else "",
+            label=label if on_front else None,
+        )

@@ -1,0 +1,106 @@
+"""A figure and its data, and the files that they become."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mixup_inference.files import replacing, write_json, write_text
+from mixup_inference.reporting.figures.style import RC
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Row = dict[str, Any]
+DPI = 200
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What is drawn. ``paint`` gets an empty figure and nothing but these rows to draw."""
+
+    name: str  # of its files
+    title: str
+    rows: list[Row]  # tidy: one observation each, all with the same keys
+    paint: Callable[[Figure, list[Row]], None]
+    size: tuple[float, float]  # inches
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A chart as it is shown."""
+
+    svg: str
+    png: bytes
+
+
+def draw(chart: Chart, *, png: bool = True) -> Drawing:
+    """Draw a chart. The same rows give the same bytes: no dates, no random identifiers.
+
+    The canvases are called directly, because ``savefig`` lays out and draws everything twice.
+    """
+    import matplotlib as mpl  # noqa: PLC0415 (slow to import)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
+    from matplotlib.backends.backend_svg import FigureCanvasSVG  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.layout_engine import ConstrainedLayoutEngine  # noqa: PLC0415
+
+    vector, raster = io.StringIO(), io.BytesIO()
+    with mpl.rc_context({**RC, "svg.hashsalt": chart.name}):
+        figure = Figure(figsize=chart.size)
+        raster_canvas: Any = FigureCanvasAgg(figure)
+        title = textwrap.fill(chart.title, int(9 * chart.size[0]))
+        figure.suptitle(title, fontsize=11, fontweight="bold", parse_math=False)
+        chart.paint(figure, chart.rows)
+        ConstrainedLayoutEngine(h_pad=0.07, w_pad=0.07).execute(figure)
+        if png:
+            figure.dpi = DPI
+            raster_canvas.print_png(raster, metadata={"Software": None})
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        vector_canvas: Any = FigureCanvasSVG(figure)
+        vector_canvas.print_svg(vector, metadata=nothing)
+    return Drawing(vector.getvalue(), raster.getvalue())
+
+
+def write_chart(chart: Chart, drawing: Drawing, folder: Path) -> list[Path]:
+    """Write NAME.svg, NAME.png, and the data as NAME.json and NAME.csv; returns the paths."""
+    paths = [folder / f"{chart.name}.{kind}" for kind in ("svg", "png", "json", "csv")]
+    write_text(paths[0], drawing.svg)
+    with replacing(paths[1]) as temporary:
+        temporary.write_bytes(drawing.png)
+    write_json(paths[2], {"name": chart.name, "title": chart.title, "rows": chart.rows})
+    write_text(paths[3], as_csv(chart.rows))
+    return paths
+
+
+def as_csv(rows: list[Row]) -> str:
+    """The rows with their keys as a heading; what is missing stays empty."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def inline(chart: Chart, drawing: Drawing) -> str:
+    """The SVG as an element of a page: named for screen readers, with identifiers of its own."""
+    from markupsafe import escape  # noqa: PLC0415
+
+    text = drawing.svg[drawing.svg.index("<svg") :]
+    text = re.sub(r"<[^>]+>", lambda tag: _own_identifiers(tag[0], chart.name), text)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(chart.title)}" ', 1)
+
+
+def _own_identifiers(tag: str, name: str) -> str:
+    """One tag with its identifiers and its references to them put under a name.
+
+    >>> _own_identifiers('<use xlink:href="#m1" clip-path="url(#p2)" id="u"/>', "a")
+    '<use xlink:href="#a-m1" clip-path="url(#a-p2)" id="a-u"/>'
+    """
+    return re.sub(r'(\bid="|href="#|url\(#)', lambda found: f"{found[0]}{name}-", tag)

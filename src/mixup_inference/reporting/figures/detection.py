@@ -1,0 +1,159 @@
+"""Detection: AUC over lam (Figure 3a), ROC curves, and MI-Combined over its threshold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mixup_inference.reporting.figures.chart import Chart, Row
+from mixup_inference.reporting.figures.style import (
+    GREEN,
+    KINDS,
+    PINK,
+    distinct,
+    lam_axis,
+    legend_below,
+    look,
+    only,
+    points,
+    zero,
+)
+from mixup_inference.reporting.tables import heading
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BANDS = {"low confidence": GREEN, "entropy": PINK}
+
+
+def middle(lams: list[float]) -> float:
+    """The ratio nearest to 0.5, the one that is shown where there is room for one."""
+    return min(lams, key=lambda lam: abs(lam - 0.5))
+
+
+def auc(model: str, entry: dict[str, Any]) -> Chart:
+    """Figure 3a: AUC of the gaps over lam, and of the scores that need no mixup."""
+    rows = [
+        {
+            "model": model,
+            "attack": found["attack"],
+            "score": found["score"],
+            "lam": found["lam"],
+            "value": found["auc"],
+            "low": found["low"],
+            "high": found["high"],
+        }
+        for found in entry["detection"]["scores"]
+    ]
+    attacks = distinct(rows, "attack")
+    title = f"AUC of detection: {model}, {' and '.join(attacks)} PGD-{entry['steps']}"
+    return Chart(f"auc-{model}", title, rows, _paint_auc, (8 if len(attacks) > 1 else 5, 4))
+
+
+def _paint_auc(figure: Figure, rows: list[Row]) -> None:
+    attacks = distinct(rows, "attack")
+    (grid,) = figure.subplots(1, len(attacks), sharex=True, sharey=True, squeeze=False)
+    for axes, attack in zip(grid, attacks, strict=True):
+        for score, style in BANDS.items():
+            for row in only(rows, attack=attack, score=score):
+                axes.axhspan(row["low"], row["high"], color=style.colour, alpha=0.15, linewidth=0)
+                axes.axhline(
+                    row["value"], color=style.colour, linestyle=style.line, label=row["score"]
+                )
+        for number, (kind, style) in enumerate(KINDS.items()):
+            some, shift = only(rows, attack=attack, score=kind), 0.012 * (number - 0.5)
+            points(axes, some, style, x="lam", label=kind, line=style.line, shift=shift)
+        zero(axes, 0.5)
+        axes.set_title(attack)
+        lam_axis(axes)
+    grid[0].set_ylabel("AUC, with 95% intervals")
+    legend_below(figure, grid[0], columns=4)
+
+
+def roc(model: str, entry: dict[str, Any]) -> Chart:
+    """ROC curves at the ratio nearest to 0.5."""
+    scores = entry["detection"]["scores"]
+    lam = middle([found["lam"] for found in scores if found["lam"] is not None])
+    rows = [
+        {
+            "model": model,
+            "attack": found["attack"],
+            "score": found["score"],
+            "lam": found["lam"],
+            "auc": found["auc"],
+            "false_positives": false,
+            "true_positives": true,
+        }
+        for found in scores
+        if found["lam"] in (lam, None)
+        for false, true in zip(*found["roc"].values(), strict=True)
+    ]
+    attacks = distinct(rows, "attack")
+    title = f"ROC at λ = {lam:g}: {model}, {' and '.join(attacks)} PGD-{entry['steps']}"
+    return Chart(f"roc-{model}", title, rows, _paint_roc, (8 if len(attacks) > 1 else 4.6, 4.6))
+
+
+def _paint_roc(figure: Figure, rows: list[Row]) -> None:
+    attacks = distinct(rows, "attack")
+    (grid,) = figure.subplots(1, len(attacks), sharex=True, sharey=True, squeeze=False)
+    for axes, attack in zip(grid, attacks, strict=True):
+        for score, style in (KINDS | BANDS).items():
+            some = only(rows, attack=attack, score=score)
+            if some:
+                axes.plot(
+                    [100 * row["false_positives"] for row in some],
+                    [100 * row["true_positives"] for row in some],
+                    color=style.colour,
+                    linestyle=style.line,
+                    label=f"{score} ({some[0]['auc']:.2f})",
+                )
+        axes.plot([0, 100], [0, 100], color="#888888", linewidth=0.8)
+        axes.set_title(attack)
+        axes.set_aspect("equal")
+        axes.set_xlim(-1, 101)
+        axes.set_ylim(-1, 101)
+        axes.set_xlabel("clean inputs flagged (%)")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, title="score (AUC)")
+    grid[0].set_ylabel("attacked inputs flagged (%)")
+
+
+def combined(model: str, entry: dict[str, Any]) -> Chart:
+    """MI-Combined over its threshold: accuracy, and how much it flags."""
+    found = entry["detection"]["combined"]
+    attacks = [key for key in found[0] if f"{key} flagged" in found[0] and key != "clean"]
+    rows = []
+    for quantity, suffix in (("accuracy", ""), ("flagged", " flagged")):
+        for given in ("clean", *attacks):
+            for step in found:
+                cell = step[given + suffix]
+                row = {"model": model, "lam": step["lam"], "threshold": step["threshold"]}
+                row |= {"input": given, "quantity": quantity, "value": cell["accuracy"]}
+                rows.append({**row, "low": cell["low"], "high": cell["high"]})
+    named = f"{model}, {' and '.join(attacks)} PGD-{entry['steps']}"
+    title = f"MI-Combined at λ = {found[0]['lam']:g}: {named}"
+    return Chart(f"combined-{model}", title, rows, _paint_combined, (8, 3.8))
+
+
+def _paint_combined(figure: Figure, rows: list[Row]) -> None:
+    (grid,) = figure.subplots(1, 2, sharex=True, sharey=True, squeeze=False)
+    for axes, quantity in zip(grid, ("accuracy", "flagged"), strict=True):
+        for number, given in enumerate(distinct(rows, "input")):
+            some, style = only(rows, quantity=quantity, input=given), look(number)
+            x = [row["threshold"] for row in some]
+            low, value, high = (
+                [100 * row[key] for row in some] for key in ("low", "value", "high")
+            )
+            axes.fill_between(x, low, high, color=style.colour, alpha=0.18, linewidth=0)
+            axes.plot(
+                x,
+                value,
+                color=style.colour,
+                linestyle=style.line,
+                marker=style.marker,
+                markevery=3,
+                label=given,
+            )
+        axes.set_title("accuracy (%)" if quantity == "accuracy" else "inputs flagged (%)")
+        axes.set_ylim(-2, 102)
+        axes.set_xlabel("threshold of the MI-PL gap")
+    grid[0].set_ylabel(heading("percent, with 95% bands"))
+    legend_below(figure, grid[0], columns=3)

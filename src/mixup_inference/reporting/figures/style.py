@@ -1,0 +1,131 @@
+"""One look for all figures: colours, markers and lines that are told apart in any one way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+RC: Any = {
+    "svg.fonttype": "none",  # text stays text
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "sans-serif"],
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.labelsize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 5,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a series is drawn."""
+
+    colour: str
+    marker: str
+    line: Any = "-"
+
+
+# Okabe and Ito's colours, told apart with every kind of colour vision.
+BLUE = Look("#0072B2", "o", "-")
+RED = Look("#D55E00", "s", "--")
+GREEN = Look("#009E73", "^", "-.")
+PINK = Look("#CC79A7", "D", ":")
+ORANGE = Look("#E69F00", "v", (0, (5, 1, 1, 1, 1, 1)))
+SKY = Look("#56B4E9", "P", (0, (3, 1)))
+BLACK = Look("#000000", "X", (0, (1, 1)))
+LOOKS = (BLUE, RED, GREEN, PINK, ORANGE, SKY, BLACK)
+KINDS = {"MI-PL": BLUE, "MI-OL": RED}
+
+
+def look(number: int) -> Look:
+    """The look of the n-th series."""
+    return LOOKS[number % len(LOOKS)]
+
+
+def distinct(rows: Iterable[dict[str, Any]], key: str) -> list[Any]:
+    """The values of a key in the order in which they first appear."""
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def only(rows: Iterable[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]]:
+    """The rows with these values."""
+    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+
+
+def points(
+    axes: Axes,
+    rows: Sequence[dict[str, Any]],
+    look: Look,
+    *,
+    x: str,
+    label: str | None = None,
+    line: Any = "",
+    scale: float = 1.0,
+    hollow: bool = False,
+    shift: float = 0.0,
+) -> None:
+    """Values with their intervals; ``shift`` moves them aside where they would cover others."""
+    axes.errorbar(
+        [row[x] + shift for row in rows],
+        [scale * row["value"] for row in rows],
+        yerr=arms(rows, "value", "low", "high", scale),
+        color=look.colour,
+        marker=look.marker,
+        linestyle=line,
+        markerfacecolor="white" if hollow else look.colour,
+        elinewidth=1.1,
+        capsize=2,
+        label=label,
+    )
+
+
+def arms(
+    rows: Sequence[dict[str, Any]], value: str, low: str, high: str, scale: float = 1.0
+) -> list[list[float]]:
+    """The two arms of each interval, as error bars want them."""
+    below = [scale * max(0.0, row[value] - row[low]) for row in rows]
+    above = [scale * max(0.0, row[high] - row[value]) for row in rows]
+    return [below, above]
+
+
+def line(
+    axes: Axes, rows: Sequence[dict[str, Any]], look: Look, *, label: str | None = None
+) -> None:
+    """Values over lam that are computed and have no interval."""
+    lam, value = ([row[key] for row in rows] for key in ("lam", "value"))
+    axes.plot(lam, value, color=look.colour, linestyle=look.line, label=label)
+
+
+def zero(axes: Axes, y: float = 0.0) -> None:
+    """A thin line at the value that means nothing happened."""
+    axes.axhline(y, color="#888888", linewidth=0.8, zorder=0)
+
+
+def legend_below(figure: Figure, axes: Axes, *, columns: int) -> None:
+    """One legend for all panels, where it covers no data."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def lam_axis(axes: Axes) -> None:
+    """The mixing ratio from 0 to 1."""
+    axes.set_xlim(0, 1.03)
+    axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1], ["0", "0.2", "0.4", "0.6", "0.8", "1"])
+    axes.set_xlabel("mixing ratio λ")

@@ -1,0 +1,329 @@
+"""What the numbers of a run say, in sentences: a summary, the paper's claims, the best cells.
+
+Everything follows from results.json. Differences of two accuracies carry Newcombe's 95% interval,
+which takes the two for independent; they are measured on the same points, so it is rather too
+wide than too narrow. Nothing is called better unless its interval says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mixup_inference.evaluation.accuracy import difference
+from mixup_inference.reporting.tables import percent
+
+Verdict = Literal["holds", "does not hold", "undecided"]
+MI = ("mi-ol", "mi-pl", "mi-combined")
+BASELINES = ("gaussian", "rotation", "resize-pad", "crop-resize")
+#: Mean deviation from linearity (total variation): below the first a model is close to linear,
+#: above the second far from it. A rule of thumb.
+NEAR, FAR = 0.1, 0.2
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One of the paper's claims, and what this run says about it."""
+
+    claim: str
+    source: str
+    verdict: Verdict
+    evidence: str
+
+
+Row = dict[str, Any]
+Difference = tuple[float, float, float]
+
+
+def summary(results: dict[str, Any]) -> list[str]:
+    """A few sentences: what was tested, does the defence help, at what cost, can it work."""
+    sentences = [_tested(results)]
+    sentences += [
+        _helps(results, row, base)
+        for row in results["rows"]
+        if row["defense"] in MI and (base := _row(results, row["model"], "none"))
+    ]
+    sentences += [
+        linear_enough(name, figures["linearity"])
+        for name, figures in results.get("figures", {}).items()
+    ]
+    return sentences
+
+
+def _tested(results: dict[str, Any]) -> str:
+    attack, points = results["spec"].get("attack"), results["points"]["test"]
+    where = f"{points} test points of {results['spec']['data']['name']}"
+    if attack is None:
+        return f"Tested on {where}, without any attack."
+    modes, steps = " and ".join(attack["modes"]), ", ".join(str(s) for s in attack["steps"])
+    return (
+        f"Tested on {where}: {modes} PGD with {steps} steps, made for the undefended model by an "
+        "attacker who does not know of the defence."
+    )
+
+
+def _helps(results: dict[str, Any], row: Row, base: Row) -> str:
+    """One defended row against its bare model."""
+    clean = difference(row["cells"]["clean"], base["cells"]["clean"])
+    cost = (
+        f"on clean images {_points(clean)}, and {row['passes_per_image']:.0f} forward passes an "
+        f"image instead of {base['passes_per_image']:.0f}"
+    )
+    attacked = _hardest(results)
+    if not attacked:
+        return f"{row['title']}: {cost}."
+    gains = [difference(row["cells"][c], base["cells"][c]) for c in attacked]
+    verdict = {
+        "holds": "it helps",
+        "does not hold": "it does harm",
+        "undecided": "no measurable difference",
+    }[_verdict(gains)]
+    if _verdict(gains) == "undecided" and any(g[1] > 0 or g[2] < 0 for g in gains):
+        verdict = "it depends on the attack"
+    told = "; ".join(
+        f"under {column} {percent(row['cells'][column]['accuracy'])}% against "
+        f"{percent(base['cells'][column]['accuracy'])}% without it ({_points(gain)})"
+        for column, gain in zip(attacked, gains, strict=True)
+    )
+    return f"{row['title']}: {verdict}: {told}. The cost: {cost}."
+
+
+def linear_enough(name: str, linearity: dict[str, Any]) -> str:
+    """Whether a model is linear enough for mixup inference, in a sentence."""
+    value = linearity["overall"]["mean"]
+    words = (
+        "close to linear between clean samples, as mixup inference needs it"
+        if value < NEAR
+        else "only roughly linear between clean samples, so expect part of the theory's gain"
+        if value < FAR
+        else "far from linear between clean samples, so mixup inference has little to build on"
+    )
+    return f"{name} is {words} (mean deviation {value:.3f})."
+
+
+def best(results: dict[str, Any]) -> dict[str, set[int]]:
+    """For each column, the rows that are significantly better than all others of their group."""
+    marked: dict[str, set[int]] = {column: set() for column in results["columns"]}
+    groups: dict[str, list[int]] = {}
+    for number, row in enumerate(results["rows"]):
+        groups.setdefault(row["group"], []).append(number)
+    for column in results["columns"]:
+        cells = [row["cells"][column] for row in results["rows"]]
+        for rows in groups.values():
+            top = max(rows, key=lambda i: cells[i]["accuracy"])
+            others = [i for i in rows if i != top]
+            if others and all(difference(cells[top], cells[i])[1] > 0 for i in others):
+                marked[column].add(top)
+    return marked
+
+
+def claims(results: dict[str, Any]) -> list[Claim]:
+    """The paper's claims that this run has something to say about."""
+    made = [*_claims_of_table(results), *_claims_of_figures(results)]
+    return [claim for claim in made if claim is not None]
+
+
+def _claims_of_table(results: dict[str, Any]) -> Iterable[Claim | None]:
+    for model in ("mixup", "iat"):
+        title = {"mixup": "a mixup-trained model", "iat": "interpolated AT"}[model]
+        yield _compare(
+            results,
+            f"MI-OL makes {title} more robust to oblivious attacks.",
+            (model, ("mi-ol",)),
+            (model, ("none",)),
+        )
+        yield _compare(
+            results,
+            f"On {title}, MI-OL is better than noise, rotation, Xie et al. and Guo et al.",
+            (model, ("mi-ol",)),
+            (model, BASELINES),
+        )
+    for plain, with_mixup in (("erm", "mixup"), ("at", "iat")):
+        yield _ablation(results, plain, with_mixup)
+    yield _combined(results)
+
+
+def _compare(
+    results: dict[str, Any],
+    claim: str,
+    ours: tuple[str, tuple[str, ...]],
+    theirs: tuple[str, tuple[str, ...]],
+) -> Claim | None:
+    """Whether one row beats all of others under the hardest attacks."""
+    row = _row(results, ours[0], ours[1][0])
+    others = [r for kind in theirs[1] if (r := _row(results, theirs[0], kind))]
+    columns = _hardest(results)
+    if row is None or not others or not columns:
+        return None
+    gains, told = [], []
+    for column in columns:
+        rival = max(others, key=lambda r: r["cells"][column]["accuracy"])
+        gains.append(difference(row["cells"][column], rival["cells"][column]))
+        told.append(f"{column}: {_points(gains[-1])} against {rival['title']}")
+    return Claim(claim, "Tables 2 and 3", _verdict(gains), "; ".join(told) + ".")
+
+
+def _ablation(results: dict[str, Any], plain: str, with_mixup: str) -> Claim | None:
+    """Whether MI-OL gains more on a model with mixup than on the same without."""
+    columns, told, signs = _hardest(results), [], []
+    rows = {m: (_row(results, m, "mi-ol"), _row(results, m, "none")) for m in (plain, with_mixup)}
+    if not columns or any(row is None for pair in rows.values() for row in pair):
+        return None
+    for column in columns:
+        gain = {
+            m: difference(defended["cells"][column], bare["cells"][column])
+            for m, (defended, bare) in rows.items()
+            if defended is not None and bare is not None
+        }
+        more, less = gain[with_mixup], gain[plain]
+        signs.append((more[0] - less[0], more[1] - less[2], more[2] - less[1]))
+        told.append(f"{column}: {with_mixup} {_points(more)}, {plain} {_points(less)}")
+    return Claim(
+        f"The gain comes from mixup training: MI-OL gains more on {with_mixup} than on {plain}.",
+        "Table 2, ablation",
+        _verdict(signs),
+        "; ".join(told) + ".",
+    )
+
+
+def _combined(results: dict[str, Any]) -> Claim | None:
+    combined, other = (_row(results, "mixup", kind) for kind in ("mi-combined", "mi-ol"))
+    if combined is None or other is None or not _hardest(results):
+        return None
+    columns = ["clean", *_hardest(results)]
+    gains = [difference(combined["cells"][c], other["cells"][c]) for c in columns]
+    told = [f"{c}: {_points(g)}" for c, g in zip(columns, gains, strict=True)]
+    return Claim(
+        "MI-Combined is at least as good as MI-OL, clean and attacked.",
+        "Tables 2 and 3",
+        "does not hold"
+        if any(g[2] < 0 for g in gains)
+        else "holds"
+        if any(g[1] > 0 for g in gains)
+        else "undecided",
+        "; ".join(told) + ".",
+    )
+
+
+def _claims_of_figures(results: dict[str, Any]) -> Iterable[Claim | None]:
+    figures = results.get("figures", {})
+    if "mixup" in figures and "erm" in figures:
+        mixup, erm = (figures[name]["linearity"]["overall"] for name in ("mixup", "erm"))
+        gap = erm["mean"] - mixup["mean"]
+        arm = 1.96 * (erm["se"] ** 2 + mixup["se"] ** 2) ** 0.5
+        yield Claim(
+            "Mixup training makes a model more linear between clean samples.",
+            "Section 3.1",
+            _verdict([(gap, gap - arm, gap + arm)]),
+            f"mean deviation {mixup['mean']:.3f} ± {1.96 * mixup['se']:.3f} with mixup, "
+            f"{erm['mean']:.3f} ± {1.96 * erm['se']:.3f} without.",
+        )
+    if "mixup" not in figures:
+        return
+    scores = figures["mixup"]["detection"]["scores"]
+    yield _detection("MI-PL detects better than low confidence does.", scores, "low confidence")
+    yield _detection("MI-PL detects better than MI-OL does.", scores, "MI-OL")
+    yield from _theory(figures["mixup"]["theory"])
+
+
+def _detection(claim: str, scores: list[Row], rival: str) -> Claim | None:
+    """MI-PL against another score, both at the ratio nearest 0.5; intervals must not overlap."""
+    ours = _nearest([s for s in scores if s["score"] == "MI-PL"])
+    theirs = _nearest([s for s in scores if s["score"] == rival])
+    pairs = [(s, t) for s in ours for t in theirs if s["attack"] == t["attack"]]
+    if not pairs:
+        return None
+    gains = [(s["auc"] - t["auc"], s["low"] - t["high"], s["high"] - t["low"]) for s, t in pairs]
+    told = [
+        f"{s['attack']}: AUC {s['auc']:.3f} [{s['low']:.3f}, {s['high']:.3f}] against "
+        f"{t['auc']:.3f} [{t['low']:.3f}, {t['high']:.3f}]"
+        for s, t in pairs
+    ]
+    return Claim(claim, "Figure 3a", _verdict(gains), "; ".join(told) + ".")
+
+
+def _theory(entries: list[Row]) -> Iterable[Claim | None]:
+    """The robustness improving condition and the two mechanisms, at the ratio nearest 0.5."""
+
+    def of(kind: str) -> list[Row]:
+        return _nearest([e for e in entries if e["kind"] == kind])
+
+    if not of("mi-ol"):
+        return
+    yield Claim(
+        "Oblivious PGD satisfies the robustness improving condition for MI-OL (on average).",
+        "Eq. 15, Figure 2",
+        _verdict(
+            interval for e in of("mi-ol") for interval in _condition_intervals(e["adversarial"])
+        ),
+        "; ".join(
+            f"{e['attack']}: F_y changes by {e['adversarial']['delta_y']['mean']:+.3f}, F_yhat by "
+            f"{e['adversarial']['delta_y_hat']['mean']:+.3f}; holds for {e['ric']['points']} of "
+            f"{e['ric']['total']} points"
+            for e in of("mi-ol")
+        )
+        + ".",
+    )
+    for name, words in (
+        ("input_transfer", "Input transfer"),
+        ("perturbation_shrinkage", "Perturbation shrinkage"),
+    ):
+        parts = [e["y_hat"][name] for e in of("mi-ol")]
+        yield Claim(
+            f"{words} lowers the adversarial component.",
+            "Eq. 13",
+            _verdict(_around(part) for part in parts),
+            "; ".join(
+                f"{e['attack']}: {part['mean']:+.3f} ± {1.96 * part['se']:.3f}"
+                for e, part in zip(of("mi-ol"), parts, strict=True)
+            )
+            + " (MI-OL, the y_hat component).",
+        )
+
+
+def _condition_intervals(predictions: Row) -> list[Difference]:
+    """F_y must rise and F_yhat must fall: both as something that must be positive."""
+    rise, fall = _around(predictions["delta_y"]), _around(predictions["delta_y_hat"])
+    return [rise, (-fall[0], -fall[2], -fall[1])]
+
+
+def _around(estimate: Row) -> Difference:
+    mean, arm = estimate["mean"], 1.96 * estimate["se"]
+    return mean, mean - arm, mean + arm
+
+
+def _nearest(entries: list[Row], lam: float = 0.5) -> list[Row]:
+    """Those with the ratio nearest to ``lam``; entries without one are all kept."""
+    ratios = {e["lam"] for e in entries if e["lam"] is not None}
+    if not ratios:
+        return entries
+    closest = min(ratios, key=lambda value: abs(value - lam))
+    return [e for e in entries if e["lam"] == closest]
+
+
+def _verdict(differences: Iterable[Difference]) -> Verdict:
+    """Holds if all are surely positive, does not if one is surely negative or all are zero-ish."""
+    given = list(differences)
+    if given and all(low > 0 for _, low, _ in given):
+        return "holds"
+    if any(high < 0 for _, _, high in given):
+        return "does not hold"
+    return "undecided"
+
+
+def _row(results: dict[str, Any], model: str, defense: str) -> Row | None:
+    match: Callable[[Row], bool] = lambda r: r["model"] == model and r["defense"] == defense  # noqa: E731
+    return next(filter(match, results["rows"]), None)
+
+
+def _hardest(results: dict[str, Any]) -> list[str]:
+    """Of each attack mode the column with the most steps."""
+    last = {column.split(" ")[0]: column for column in results["columns"] if column != "clean"}
+    return list(last.values())
+
+
+def _points(gain: Difference) -> str:
+    """A difference in percentage points, with its interval."""
+    value, low, high = (100 * number for number in gain)
+    return f"{value:+.1f} points [{low:+.1f}, {high:+.1f}]"

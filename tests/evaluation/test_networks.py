@@ -1,0 +1,130 @@
+"""Models that are brought along, and what a run's store knows of them."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import pytest
+import torch
+
+from mixup_inference import InputError, create_model, save_pretrained
+from mixup_inference.datasets import load_dataset
+from mixup_inference.evaluation import Experiment, parse_spec
+from mixup_inference.evaluation.networks import bring_model
+from mixup_inference.evaluation.spec import NetworkSpec
+
+FACTORY = """
+import torch
+from torch import nn
+
+def build(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+
+def probabilities(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes), nn.Softmax(1))
+
+def large(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 1000))
+
+class Strict(nn.Module):
+    def forward(self, x):
+        assert x.shape[-1] == 224, "Input height 8 does not match 224"
+
+def half(num_classes):
+    return build(num_classes).bfloat16()
+"""
+SPEC = """
+name = "tiny"
+title = "tiny"
+draws = 2
+[data]
+name = "digits"
+test = 20
+[models.mine]
+MODEL
+[[rows]]
+title = "mine"
+model = "mine"
+DEFENSE
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    (tmp_path / "own_net.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("own_net", None)
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def experiment(folder, model, defense=""):
+    text = SPEC.replace("MODEL", model).replace("DEFENSE", defense)
+    return Experiment(parse_spec(text), folder)
+
+
+@pytest.mark.parametrize(
+    ("factory", "defense", "words"),
+    [
+        ("probabilities", "", "returns probabilities"),
+        ("Strict", "", "does not take images of 1 channels and 8x8 pixels .Input height"),
+        ("large", 'defense = "mi-ol"', "predicts 1000 classes, the pool holds 10"),
+    ],
+)
+def test_what_cannot_work_is_found_before_the_attack(here, factory, defense, words):
+    with pytest.raises(InputError, match=words):
+        experiment(here, f'network = {{name = "own_net:{factory}"}}', defense).check()
+
+
+def test_more_outputs_than_classes_are_fine_without_a_pool(here):
+    experiment(here, 'network = {name = "own_net:large"}').check()
+
+
+def test_half_precision_models_are_measured_in_single(here):
+    made = experiment(here, 'network = {name = "own_net:half"}', 'defense = "mi-ol"')
+    made.check()
+    assert made.cell(made.spec.rows[0], made.columns[0]).total == 20
+
+
+def test_a_checkpoint_of_ours_brings_its_normalisation(tmp_path):
+    digits = load_dataset("digits").train
+    model = create_model("small_cnn", 10, channels=1, mean=0.2, std=0.7).eval()
+    save_pretrained(model, tmp_path / "m")
+    x = digits.pixels[:4]
+    for network in (None, NetworkSpec(name="small_cnn"), NetworkSpec(name="small_cnn", mean=0.2)):
+        for weights in (tmp_path / "m", tmp_path / "m" / "model.safetensors"):
+            assert torch.equal(bring_model(network, str(weights), digits)(x), model(x))
+    for wrong in (NetworkSpec(name="small_cnn", mean=0.3), NetworkSpec(name="resnet20")):
+        with pytest.raises(InputError, match="says that its"):
+            bring_model(wrong, str(tmp_path / "m"), digits)
+
+
+def test_changed_code_makes_another_model(here):
+    model = 'network = {name = "own_net:build"}\nobjective = "erm"\nepochs = 1'
+    before = experiment(here, model).model_identity("mine")
+    assert experiment(here, model).model_identity("mine") == before
+    (here / "own_net.py").write_text(FACTORY.replace("nn.Flatten()", "nn.Flatten(), nn.Tanh()"))
+    sys.modules.pop("own_net")
+    assert experiment(here, model).model_identity("mine") != before
+
+
+def test_the_pool_is_part_of_what_determines_a_cell(here):
+    made = experiment(here, 'network = {name = "own_net:build"}', 'defense = "mi-ol"')
+    before = made.model_identity("mine")
+    other = experiment(here, 'network = {name = "own_net:build"}', 'defense = "mi-ol"')
+    train = other.points["train"]
+    train.labels[100:] = train.labels[100:].flip(0)
+    assert other.model_identity("mine") != before
+
+
+def test_large_images_are_attacked_a_few_at_a_time(tmp_path):
+    text = SPEC.replace("MODEL", 'weights = "x"').replace("DEFENSE", "")
+    text = text.replace("test = 20", "test = 20\nsize = 96\nchannels = 3")
+    assert Experiment(parse_spec(text), tmp_path).batch_size == 1024 * 3 * 32 * 32 // (3 * 96 * 96)

@@ -1,0 +1,165 @@
+"""The sentences follow from the numbers, flattering or not."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from mixup_inference.evaluation.accuracy import Accuracy, cell_entry
+from mixup_inference.reporting.findings import best, claims, summary
+
+COLUMNS = ["clean", "untargeted PGD-10", "targeted PGD-10"]
+
+
+def row(model, defense, *correct, total=500, passes=1.0):
+    cells = {c: cell_entry(Accuracy(n, total)) for c, n in zip(COLUMNS, correct, strict=True)}
+    title = model if defense == "none" else f"{model} + {defense}"
+    return {"title": title, "group": model, "model": model, "defense": defense,
+            "passes_per_image": passes, "cells": cells}  # fmt: skip
+
+
+def results(*rows, **more):
+    return {
+        "columns": COLUMNS,
+        "rows": list(rows),
+        "points": {"test": 500},
+        "spec": {
+            "data": {"name": "digits"},
+            "attack": {"modes": ["untargeted", "targeted"], "steps": [10]},
+        },
+        **more,
+    }
+
+
+def verdict(found, start):
+    (claim,) = [c for c in claims(found) if c.claim.startswith(start)]
+    return claim.verdict
+
+
+BARE = row("mixup", "none", 490, 5, 20)
+HELPS = row("mixup", "mi-ol", 480, 200, 350, passes=31.0)
+
+
+def test_a_defence_that_helps():
+    text = " ".join(summary(results(BARE, HELPS)))
+    assert "mixup + mi-ol: it helps" in text
+    assert "40.0% against 1.0% without it (+39.0 points [+34.6, +43.4])" in text
+    assert "on clean images -2.0 points" in text
+    assert "31 forward passes an image instead of 1" in text
+    assert "does not know of the defence" in text
+    assert verdict(results(BARE, HELPS), "MI-OL makes a mixup-trained") == "holds"
+
+
+def test_a_defence_that_does_harm():
+    harms = row("mixup", "mi-ol", 300, 5, 20)
+    bare = row("mixup", "none", 490, 300, 400)
+    text = " ".join(summary(results(bare, harms)))
+    assert "mixup + mi-ol: it does harm" in text
+    assert "it helps" not in text
+    assert verdict(results(bare, harms), "MI-OL makes a mixup-trained") == "does not hold"
+
+
+def test_a_defence_that_makes_no_difference():
+    same = row("mixup", "mi-ol", 489, 8, 25)
+    text = " ".join(summary(results(BARE, same)))
+    assert "no measurable difference" in text
+    assert verdict(results(BARE, same), "MI-OL makes a mixup-trained") == "undecided"
+
+
+def test_a_defence_that_helps_against_one_attack_only():
+    mixed = row("mixup", "mi-ol", 489, 200, 20)
+    assert "it depends on the attack" in " ".join(summary(results(BARE, mixed)))
+    assert verdict(results(BARE, mixed), "MI-OL makes a mixup-trained") == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("noise", "expected"),
+    [((480, 50, 60), "holds"), ((480, 195, 340), "undecided"), ((480, 300, 340), "does not hold")],
+)
+def test_the_best_baseline_is_the_one_to_beat(noise, expected):
+    rows = [BARE, HELPS, row("mixup", "gaussian", *noise), row("mixup", "rotation", 480, 10, 10)]
+    assert verdict(results(*rows), "On a mixup-trained model, MI-OL is better") == expected
+
+
+def test_the_ablation():
+    erm = row("erm", "none", 490, 5, 20), row("erm", "mi-ol", 480, 20, 40)
+    assert verdict(results(BARE, HELPS, *erm), "The gain comes from mixup") == "holds"
+    strong = row("erm", "none", 490, 5, 20), row("erm", "mi-ol", 480, 300, 450)
+    assert verdict(results(BARE, HELPS, *strong), "The gain comes from mixup") == "does not hold"
+
+
+def test_combined():
+    for combined, expected in (
+        (row("mixup", "mi-combined", 490, 300, 400), "holds"),
+        (row("mixup", "mi-combined", 490, 100, 300), "does not hold"),
+        (row("mixup", "mi-combined", 482, 202, 352), "undecided"),
+    ):
+        found = results(BARE, HELPS, combined)
+        assert verdict(found, "MI-Combined is at least as good") == expected
+
+
+def test_only_what_is_significantly_best_is_marked():
+    rows = [BARE, HELPS, row("mixup", "gaussian", 480, 190, 20), row("erm", "none", 499, 1, 1)]
+    marked = best(results(*rows))
+    assert marked == {"clean": set(), "untargeted PGD-10": set(), "targeted PGD-10": {1}}
+
+
+def figures(mixup=0.05, erm=0.15, pl=0.8, confidence=0.4, rise=0.3, fall=-0.4):
+    def estimate(mean):
+        return {"mean": mean, "se": 0.01}
+
+    def score(name, auc):
+        lam = None if name == "low confidence" else 0.5
+        return {"score": name, "lam": lam, "attack": "untargeted", "auc": auc,
+                "low": auc - 0.03, "high": auc + 0.03}  # fmt: skip
+
+    theory = [
+        {
+            "kind": "mi-ol",
+            "lam": lam,
+            "attack": "untargeted",
+            "adversarial": {"delta_y": estimate(rise), "delta_y_hat": estimate(fall)},
+            "ric": {"points": 90, "total": 100},
+            "y_hat": {
+                "input_transfer": estimate(0.2),
+                "perturbation_shrinkage": estimate(0.001),
+            },
+        }
+        for lam in (0.4, 0.5)
+    ]
+    detection = [score("MI-PL", pl), score("MI-OL", 0.7), score("low confidence", confidence)]
+    common = {"detection": {"scores": detection}, "theory": theory}
+    return {
+        "mixup": {"linearity": {"overall": estimate(mixup)}, **common},
+        "erm": {"linearity": {"overall": estimate(erm)}, **copy.deepcopy(common)},
+    }
+
+
+def test_claims_of_the_figures():
+    found = results(BARE, HELPS, figures=figures())
+    assert verdict(found, "Mixup training makes a model more linear") == "holds"
+    assert verdict(found, "MI-PL detects better than low confidence") == "holds"
+    assert verdict(found, "MI-PL detects better than MI-OL") == "holds"
+    assert verdict(found, "Oblivious PGD satisfies") == "holds"
+    assert verdict(found, "Input transfer") == "holds"
+    assert verdict(found, "Perturbation shrinkage") == "undecided"
+    other = results(BARE, HELPS, figures=figures(0.3, 0.2, pl=0.5, confidence=0.9, fall=0.2))
+    assert verdict(other, "Mixup training makes a model more linear") == "does not hold"
+    assert verdict(other, "MI-PL detects better than low confidence") == "does not hold"
+    assert verdict(other, "Oblivious PGD satisfies") == "does not hold"
+
+
+def test_linearity_in_words():
+    for value, words in ((0.05, "close to linear"), (0.15, "only roughly"), (0.4, "far from")):
+        assert words in " ".join(summary(results(BARE, figures=figures(mixup=value))))
+
+
+def test_without_attack_there_is_little_to_say():
+    document = results(BARE, HELPS)
+    del document["spec"]["attack"]
+    document["columns"] = ["clean"]
+    text = summary(document)
+    assert text[0] == "Tested on 500 test points of digits, without any attack."
+    assert "on clean images -2.0 points" in text[1]
+    assert claims(document) == []
