@@ -73,7 +73,10 @@ def _measure(
     with experiment.progress.task("table", total=cells) as listener.task:
         results = collect(experiment, seconds=time.perf_counter() - started)
     paths = write_results(results, experiment.folder)
-    return paths + (write_report(results, experiment.folder) if report else [])
+    if report:
+        paths += write_report(results, experiment.folder)[:1]
+        paths.append(experiment.folder / "figures")
+    return paths
 
 
 def _print_summary(listener: ConsoleListener, paths: list[Path], seconds: float) -> None:

@@ -38,16 +38,21 @@ Difference = tuple[float, float, float]
 
 def summary(results: dict[str, Any]) -> list[str]:
     """A few sentences: what was tested, does the defence help, at what cost, can it work."""
-    sentences = [_tested(results)]
-    sentences += [
-        _helps(results, row, base)
+    pairs = [
+        (row, base)
         for row in results["rows"]
         if row["defense"] in MI and (base := _row(results, row["model"], "none"))
     ]
+    told = {row["title"]: _effect(results, row, base) for row, base in pairs}
+    same = [title for title, effect in told.items() if effect == "makes no measurable difference"]
+    sentences = [_tested(results)]
     sentences += [
-        linear_enough(name, figures["linearity"])
-        for name, figures in results.get("figures", {}).items()
+        _helps(results, r, b, told[r["title"]]) for r, b in pairs if r["title"] not in same
     ]
+    if same:
+        sentences.append(f"No measurable difference under attack: {', '.join(same)}.")
+    figures = results.get("figures", {})
+    sentences += [linear_enough(name, entry["linearity"]) for name, entry in figures.items()]
     return sentences
 
 
@@ -63,30 +68,34 @@ def _tested(results: dict[str, Any]) -> str:
     )
 
 
-def _helps(results: dict[str, Any], row: Row, base: Row) -> str:
+def _effect(results: dict[str, Any], row: Row, base: Row) -> str:
+    """What a defended row does to its bare model under the hardest attacks, in words."""
+    gains = [difference(row["cells"][c], base["cells"][c]) for c in _hardest(results)]
+    if not gains:
+        return ""
+    if all(low > 0 for _, low, _ in gains):
+        return "helps"
+    if all(high < 0 for _, _, high in gains):
+        return "does harm"
+    if any(low > 0 or high < 0 for _, low, high in gains):
+        return "depends on the attack"
+    return "makes no measurable difference"
+
+
+def _helps(results: dict[str, Any], row: Row, base: Row, effect: str) -> str:
     """One defended row against its bare model."""
     clean = difference(row["cells"]["clean"], base["cells"]["clean"])
     cost = (
-        f"on clean images {_points(clean)}, and {row['passes_per_image']:.0f} forward passes an "
-        f"image instead of {base['passes_per_image']:.0f}"
+        f"on clean images {_points(clean)}, {row['passes_per_image']:.0f} forward passes an image"
     )
-    attacked = _hardest(results)
-    if not attacked:
+    if not effect:
         return f"{row['title']}: {cost}."
-    gains = [difference(row["cells"][c], base["cells"][c]) for c in attacked]
-    verdict = {
-        "holds": "it helps",
-        "does not hold": "it does harm",
-        "undecided": "no measurable difference",
-    }[_verdict(gains)]
-    if _verdict(gains) == "undecided" and any(g[1] > 0 or g[2] < 0 for g in gains):
-        verdict = "it depends on the attack"
-    told = "; ".join(
-        f"under {column} {percent(row['cells'][column]['accuracy'])}% against "
-        f"{percent(base['cells'][column]['accuracy'])}% without it ({_points(gain)})"
-        for column, gain in zip(attacked, gains, strict=True)
+    told = ", ".join(
+        f"{column} {percent(row['cells'][column]['accuracy'])}% instead of "
+        f"{percent(base['cells'][column]['accuracy'])}%"
+        for column in _hardest(results)
     )
-    return f"{row['title']}: {verdict}: {told}. The cost: {cost}."
+    return f"{row['title']} {effect}: {told}. The cost: {cost}."
 
 
 def linear_enough(name: str, linearity: dict[str, Any]) -> str:
