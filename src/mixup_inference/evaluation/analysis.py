@@ -16,7 +16,8 @@ from mixup_inference.draws import Draws, derive_seed, make_key
 from mixup_inference.evaluation.accuracy import cell_entry
 from mixup_inference.evaluation.detecting import Points, answer, measure_combined, measure_detection
 from mixup_inference.evaluation.experiment import Experiment
-from mixup_inference.evaluation.tuning import GRIDS, pareto, try_settings
+from mixup_inference.evaluation.tune import trials_of
+from mixup_inference.evaluation.tuning import pareto
 from mixup_inference.theory import analyze, linearity
 
 
@@ -63,9 +64,7 @@ def _of_model(experiment: Experiment, name: str, *, tradeoffs: bool) -> dict[str
         ),
     }
     if tradeoffs and len(experiment.points["tuning"]):
-        grids = {defense: list(GRIDS[defense]) for defense in figures.defenses}
-        identity = attacks | {"grids": grids, "tuning": experiment.points_hash("tuning")}
-        out["tradeoff"] = part("trade-off", identity, lambda: _tradeoff(experiment, name, steps))
+        out["tradeoff"] = _tradeoff(experiment, name, steps)
     if figures.gallery:
         identity = attacks | {"count": figures.gallery}
         out["gallery"] = part("gallery", identity, lambda: _gallery(experiment, name, steps))
@@ -155,26 +154,10 @@ def _detection(experiment: Experiment, name: str, steps: int) -> Any:
 
 def _tradeoff(experiment: Experiment, name: str, steps: int) -> Any:
     """Every defence's grid on the tuning points."""
-    spec, tuning = experiment.spec, experiment.points["tuning"]
-    assert spec.figures is not None
-    assert spec.attack is not None
-    modes: tuple[str, ...] = spec.attack.modes
-    attacked = {mode: experiment.examples(name, mode, "tuning")[steps] for mode in modes}
+    assert experiment.spec.figures is not None
     out = {}
-    for defense in spec.figures.defenses:
-        trials = try_settings(
-            experiment.model(name),
-            experiment.pool,
-            defense,
-            tuning.pixels,
-            attacked,
-            tuning.labels,
-            index=tuning.index,
-            draws=spec.draws,
-            seed=spec.seed,
-            batch_size=experiment.batch_size,
-            progress=experiment.progress,
-        )
+    for defense in experiment.spec.figures.defenses:
+        _, trials = trials_of(experiment, name, defense, steps)
         out[defense] = [
             {
                 "settings": trial.settings,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import platform
 from datetime import UTC, datetime
 from typing import Any
@@ -23,7 +24,7 @@ def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
         cells[row.title][column.name] = accuracy
     history = {name: experiment.history(name) for name in spec.used_models}
     trained = {name: epochs for name, epochs in history.items() if epochs}
-    return {
+    document = {
         "schema": SCHEMA,
         "name": spec.name,
         "title": spec.title,
@@ -66,6 +67,8 @@ def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
             },
         },
     }
+    plain: dict[str, Any] = json.loads(json.dumps(document))  # as whoever reads the file has it
+    return plain
 
 
 def versions() -> dict[str, str]:

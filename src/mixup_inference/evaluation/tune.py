@@ -35,7 +35,7 @@ def tune(experiment: Experiment, name: str, defense: str, *, loss: float = 0.02)
     if spec.attack is None or len(tuning) == 0:
         raise InputError("tuning needs an attack and tuning points ('tuning' in the data table).")
     steps = min(spec.attack.steps)
-    base, trials = _trials(experiment, name, defense, steps)
+    base, trials = trials_of(experiment, name, defense, steps)
     best = choose(trials, base, loss=loss)
     words = ", ".join(f"{key} {value}" for key, value in best.settings.items())
     rows = (
@@ -49,7 +49,7 @@ def tune(experiment: Experiment, name: str, defense: str, *, loss: float = 0.02)
     return Tuned(best.settings, trials, base, rows, columns, reported)
 
 
-def _trials(
+def trials_of(
     experiment: Experiment, name: str, defense: str, steps: int
 ) -> tuple[Accuracy, list[Trial]]:
     """The undefended model and the whole grid on the tuning points, kept like any other part."""
