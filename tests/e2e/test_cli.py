@@ -183,6 +183,8 @@ def test_killed_in_any_stage_and_resumed_equals_uninterrupted(
     with subprocess.Popen(
         [*COMMAND, "run", spec, "-o", output], env=ENVIRONMENT, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        # Whoever runs the tests in the background has SIGINT ignored; a terminal has not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     ) as process:  # fmt: skip
         deadline = time.monotonic() + 120
         while not list((output / "tiny").glob(pattern)) and time.monotonic() < deadline:
