@@ -127,7 +127,9 @@ def conformal_threshold(clean: Tensor, false_positive_rate: float) -> float:
     rate = check_number(false_positive_rate, what="false_positive_rate", least=0, most=1)
     if rate == 0:
         raise InputError("false_positive_rate must be positive: some clean input is flagged.")
-    rank = math.ceil((len(clean) + 1) * (1 - rate))
+    if not bool(clean.isfinite().all()):
+        raise InputError("the clean scores contain NaN or infinity; look at the model's output.")
+    rank = len(clean) + 1 - math.floor((len(clean) + 1) * rate + 1e-9)
     if rank > len(clean):
         raise InputError(
             f"{len(clean)} clean points are too few for a false-positive rate of {rate:g}; "

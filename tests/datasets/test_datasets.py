@@ -71,6 +71,10 @@ def test_points_of_an_official_division_come_from_its_test_set():
     assert not set(parts["test"].index.tolist()) & set(parts["tuning"].index.tolist())
     assert min(parts["test"].index.min(), parts["tuning"].index.min()) >= 60
     assert len(experiment_points(data, {"test": 12}, seed=0)["test"]) == 12  # all of it
+    more = experiment_points(data, {"test": 9, "tuning": 3}, seed=0)
+    assert set(parts["test"].index.tolist()) < set(more["test"].index.tolist())
+    # Points that something was tuned on do not become test points when more are tested.
+    assert more["tuning"].index.tolist() == parts["tuning"].index.tolist()
     with pytest.raises(InputError, match="ask for 13 points"):
         experiment_points(data, {"test": 13}, seed=0)
 

@@ -209,9 +209,12 @@ def report(
     /,
     *,
     output: Annotated[
-        Path,
-        Parameter(name=["--output", "-o"], help="Where the comparison of several runs goes."),
-    ] = Path("comparison.html"),
+        Path | None,
+        Parameter(
+            name=["--output", "-o"],
+            help="Where the comparison of several runs goes; comparison.html if not given.",
+        ),
+    ] = None,
 ) -> None:
     """Write a run's report again, or put several runs side by side on one page."""
     from mixup_inference.cli.report import write_reports  # noqa: PLC0415

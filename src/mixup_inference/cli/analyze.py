@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from mixup_inference.cli.one_model import OneModel, make_spec
+from mixup_inference.cli.one_model import OneModel, make_spec, refuse_others
 from mixup_inference.cli.work import open_experiment
-from mixup_inference.evaluation import analyses, load_spec
+from mixup_inference.evaluation import analyses, check_spec, load_spec
 from mixup_inference.evaluation.spec import FiguresSpec
 from mixup_inference.files import write_json
 from mixup_inference.reporting.findings import linear_enough
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 def analyze_one(name: str | None, one: OneModel, common: Common) -> None:
     """Analyse the models of an experiment, or one of the user's own."""
     if one.data is None:
+        refuse_others(one, {"model"})
         spec = load_spec(name or "digits")
         model = one.model
     else:
         spec, model = make_spec(one, name), "model"
     figures = (spec.figures or FiguresSpec()).model_dump() | {"gallery": 0}
     figures |= {} if model is None else {"models": (model,)}
-    spec = spec.model_copy(update={"figures": FiguresSpec(**figures)})
+    spec = check_spec(spec.model_dump(exclude_none=True) | {"figures": figures}, source=spec.name)
     experiment = open_experiment(spec, common)
     found = analyses(experiment, tradeoffs=False)
     path = experiment.folder / "analysis.json"
@@ -37,7 +38,9 @@ def analyze_one(name: str | None, one: OneModel, common: Common) -> None:
     console = Console()
     for title, entry in found.items():
         _print(console, title, entry)
-    console.print(f"\nEverything, with standard errors: {path}", highlight=False, soft_wrap=True)
+    console.print(
+        f"\nEverything, with standard errors: {path}", highlight=False, soft_wrap=True, markup=False
+    )
 
 
 def _print(console: Console, name: str, entry: dict[str, Any]) -> None:
@@ -60,7 +63,10 @@ def _print(console: Console, name: str, entry: dict[str, Any]) -> None:
                 if (s["score"], s["lam"], s["attack"]) == (kind, theory["lam"], attack)
             )
             table.add_row(*_cells(kind, theory, auc))
-        console.print(table)
+        if table.row_count:
+            console.print(table)
+        else:
+            console.print(f"{attack}: the attack turned fewer than two points.", highlight=False)
         others = [s for s in scores if s["attack"] == attack and s["lam"] is None]
         words = ", ".join(f"{s['score']} {s['auc']:.3f}" for s in others)
         console.print(f"AUC of other scores: {words}.", highlight=False)

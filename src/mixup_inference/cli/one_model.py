@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -84,6 +85,15 @@ class OneModel:
 
     seed: int = 0
     "Seed of points, attack and draws."
+
+
+def refuse_others(one: OneModel, allowed: set[str] | None, *, never: Collection[str] = ()) -> None:
+    """Refuse options that would be ignored: all but the allowed ones, and those in ``never``."""
+    given = [f.name for f in fields(one) if getattr(one, f.name) != f.default]
+    wrong = [n for n in given if n in never or (allowed is not None and n not in allowed)]
+    if wrong:
+        names = ", ".join("--" + name.replace("_", "-") for name in wrong)
+        raise InputError(f"{names} would be ignored here; leave it out.")
 
 
 def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:

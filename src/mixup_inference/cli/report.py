@@ -12,9 +12,12 @@ from mixup_inference.evaluation import SCHEMA
 from mixup_inference.reporting import write_comparison, write_report
 
 
-def write_reports(runs: tuple[Path, ...], output: Path) -> None:
+def write_reports(runs: tuple[Path, ...], output: Path | None) -> None:
     """One run's report again, or several runs side by side."""
     results = [_read(run) for run in runs]
+    if len(results) == 1 and output is not None:
+        raise InputError("--output is for several runs; the report of one goes into its folder.")
+    output = output or Path("comparison.html")
     if len(results) == 1:
         paths = write_report(results[0], runs[0] if runs[0].is_dir() else runs[0].parent)[:1]
     else:
@@ -28,11 +31,16 @@ def _read(run: Path) -> dict[str, Any]:
     """The results of a run: its folder, or the file itself."""
     path = run / "results.json" if run.is_dir() else run
     try:
-        results = json.loads(path.read_text(encoding="utf-8"))
+        results: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(
             f"cannot read {path}: {error}. Give the folder of a finished run."
         ) from None
-    if not isinstance(results, dict) or results.get("schema") != SCHEMA:
+    needed = {"columns", "rows", "spec", "points"}
+    if (
+        not isinstance(results, dict)
+        or results.get("schema") != SCHEMA
+        or not results.keys() >= needed
+    ):
         raise InputError(f"{path} is not the results.json of a run by this version.")
     return results

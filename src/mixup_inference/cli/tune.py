@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from mixup_inference.checks import check_number
-from mixup_inference.cli.one_model import OneModel, make_spec
+from mixup_inference.cli.one_model import OneModel, make_spec, refuse_others
 from mixup_inference.cli.work import open_experiment
 from mixup_inference.defenses import write_preset
-from mixup_inference.errors import InputError
+from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.evaluation import Tuned, load_spec, tune
 from mixup_inference.evaluation.accuracy import cell_entry
+from mixup_inference.evaluation.tuning import GRIDS
 from mixup_inference.reporting.tables import percent, with_margin
 
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 def tune_one(name: str | None, one: OneModel, loss: float, common: Common) -> None:
     """Tune one defence for one model, of an experiment or of the user's own."""
     check_number(loss, what="--loss / 100", least=0, most=1)
+    if one.defense not in GRIDS:
+        raise unknown_name("defence with settings to tune:", one.defense, GRIDS)
+    allowed = {"model", "defense"} if one.data is None else None
+    refuse_others(one, allowed, never={"lam", "setting", "preset"})
     if one.data is None:
         spec = load_spec(name or "digits")
         model = one.model or next(iter(spec.models))
@@ -35,12 +40,12 @@ def tune_one(name: str | None, one: OneModel, loss: float, common: Common) -> No
     comment = (
         f"Chosen for {model} of {spec.title}: of {len(tuned.trials)} settings the one with the\n"
         f"highest attacked accuracy that loses at most {100 * loss:g} points of clean accuracy\n"
-        f"(it loses {100 * lost:.1f}), on {tuned.base.total} tuning points."
+        f"(its clean accuracy changes by {-100 * lost:+.1f}), on {tuned.base.total} tuning points."
     )
     write_preset(path, one.defense, tuned.settings, comment=comment)
     if not common.quiet:
         _print(Console(), tuned, one.defense, loss)
-        Console().print(f"\nKept as {path}", highlight=False, soft_wrap=True)
+        Console().print(f"\nKept as {path}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _print(console: Console, tuned: Tuned, defense: str, loss: float) -> None:

@@ -132,9 +132,17 @@ def random_order(count: int, *, seed: int, name: str) -> Tensor:
 
 
 def split(
-    data: LabelledImages, sizes: Mapping[str, int], *, seed: int, rest: str | None = None
+    data: LabelledImages,
+    sizes: Mapping[str, int],
+    *,
+    seed: int,
+    rest: str | None = None,
+    apart: bool = False,
 ) -> dict[str, LabelledImages]:
     """Disjoint random parts of the given sizes; what remains is called ``rest``, if it is wanted.
+
+    With ``apart``, the first part grows from one end of the random order and the others from the
+    other end, so that a first part of another size does not take points from them.
 
     >>> data = LabelledImages(
     ...     torch.zeros(9, 1, 2, 2), torch.arange(9) % 3, torch.arange(9), ("a", "b", "c"))
@@ -149,6 +157,9 @@ def split(
             f"{len(data)}{remain}."
         )
     order = random_order(len(data), seed=seed, name="split")
+    if apart:
+        first = next(iter(sizes.values()))
+        order = torch.cat([order[:first], order[first:].flip(0)])
     parts, start = {}, 0
     for name, size in sizes.items():
         parts[name] = data.take(order[start : start + size])
@@ -168,4 +179,4 @@ def experiment_points(
     """
     if data.test is None:
         return split(data.train, sizes, seed=seed, rest="train")
-    return split(data.test, sizes, seed=seed) | {"train": data.train}
+    return split(data.test, sizes, seed=seed, apart=True) | {"train": data.train}

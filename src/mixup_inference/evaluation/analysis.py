@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from mixup_inference.classifier import logits_of
-from mixup_inference.defenses import MixupInference
-from mixup_inference.draws import Draws, derive_seed, make_key
+from mixup_inference.defenses import CHUNK_PIXELS, MixupInference
+from mixup_inference.draws import Draws, make_key
 from mixup_inference.evaluation.accuracy import cell_entry
 from mixup_inference.evaluation.detecting import Points, answer, measure_combined, measure_detection
 from mixup_inference.evaluation.experiment import Experiment
@@ -66,7 +66,8 @@ def _of_model(experiment: Experiment, name: str, *, tradeoffs: bool) -> dict[str
     if tradeoffs and len(experiment.points["tuning"]):
         out["tradeoff"] = _tradeoff(experiment, name, steps)
     if figures.gallery:
-        identity = attacks | {"count": figures.gallery}
+        names = list(experiment.points["test"].class_names)
+        identity = attacks | {"count": figures.gallery, "names": names}
         out["gallery"] = part("gallery", identity, lambda: _gallery(experiment, name, steps))
     return out
 
@@ -115,7 +116,7 @@ def _theory(experiment: Experiment, name: str, steps: int) -> Any:
                         draws=spec.draws,
                         seed=spec.seed,
                         index=some.index,
-                        batch_size=1024,
+                        batch_size=min(1024, max(1, CHUNK_PIXELS // some.images[0].numel())),
                     )
                     entries.append({"attack": mode, **asdict(found)})
                     task.advance()
@@ -124,7 +125,10 @@ def _theory(experiment: Experiment, name: str, steps: int) -> Any:
 
 def _labels(experiment: Experiment, name: str, x: Tensor) -> Tensor:
     with torch.no_grad():
-        parts = [logits_of(experiment.model(name), p.to(experiment.device)) for p in x.split(500)]
+        parts = [
+            logits_of(experiment.model(name), part.to(experiment.device))
+            for part in x.split(experiment.batch_size)
+        ]
     return torch.cat(parts).argmax(1).cpu()
 
 
@@ -197,7 +201,8 @@ def _gallery(experiment: Experiment, name: str, steps: int) -> Any:
         index = test.index[rows]
         before, after = inference.log_probs(attacked.to(device), index=index, stream="gallery")
         plain = logits_of(model, clean.to(device)).log_softmax(1)
-        draws = Draws(make_key(derive_seed(spec.seed, "gallery"), "mixed"), index, torch.arange(1))
+        # The first of the draws that the answer above is the mean of.
+        draws = Draws(make_key(inference.seed, "index", "gallery"), index, torch.arange(1))
         _, numbers = inference.partners(before.argmax(1).cpu(), draws)
         partner = experiment.pool.pixels(numbers[:, 0].to(experiment.pool.images.device)).cpu()
         mixed = lam * attacked + (1 - lam) * partner

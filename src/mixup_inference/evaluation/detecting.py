@@ -84,7 +84,7 @@ def scores(answers: Answers, name: str) -> dict[tuple[str, float | None], Tensor
         for (kind, lam), after in answers.after.items()
     }
     out["low confidence", None] = 1 - p.amax(1)
-    out["entropy", None] = -(p * log_p).sum(1)
+    out["entropy", None] = torch.special.entr(p).sum(1)
     return out
 
 

@@ -1,8 +1,9 @@
 """What an experiment would compute: forward and backward passes, and an estimate of the time.
 
-Nothing is trained, attacked or downloaded. The passes are counted exactly, but for MI-Combined,
-whose second half is spent on suspicious inputs only and is counted in full. The time follows from
-the speed of the network on this machine, measured for a second or two.
+Nothing is trained, attacked or downloaded. The passes are counted exactly, but for what depends on
+the data and is counted at its most: the second half of MI-Combined, and the theory. The few passes
+of the gallery and of checks are left out. The time follows from the speed of the network on this
+machine, measured for a second or two.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def plan(spec: Spec, shape: Shape) -> list[Work]:
     if wanted > (shape.test or shape.train - 1):
         raise InputError(f"the splits ask for {wanted} points, which {spec.data.name} has not.")
     train = shape.train if shape.test else shape.train - wanted
-    used = spec.used_models
+    used = spec.needed_models
     for name in used:
         if spec.is_trained(name):
             recipe = spec.recipe(name)
@@ -96,12 +97,14 @@ def _figures(spec: Spec, shape: Shape, name: str) -> list[Work]:
     theory = modes * (2 * points + kinds * points * (2 + 1 + 4 * spec.draws))
     sets = data.test * (1 + modes) + data.calibration
     work = [
+        Work("figures", f"{name}: linearity", name, figures.pairs * (2 + 9)),
         Work("figures", f"{name}: theory", name, theory),
         Work("figures", f"{name}: detection", name, kinds * sets * (1 + spec.draws)),
     ]
     if data.tuning:
         steps = data.tuning * max(attack.steps) * modes
-        work.append(Work("figures", f"{name}: attacks to tune on", name, steps, steps))
+        looks = data.tuning * modes * (attack.labels == "predicted")
+        work.append(Work("figures", f"{name}: attacks to tune on", name, steps + looks, steps))
         rows = [
             RowSpec(title=kind, model=name, defense=kind, **settings)
             for kind in figures.defenses

@@ -22,7 +22,7 @@ def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
     cells: dict[str, dict[str, Accuracy]] = {row.title: {} for row in spec.rows}
     for row, column, accuracy in experiment.cells():
         cells[row.title][column.name] = accuracy
-    history = {name: experiment.history(name) for name in spec.used_models}
+    history = {name: experiment.history(name) for name in spec.needed_models}
     trained = {name: epochs for name, epochs in history.items() if epochs}
     document = {
         "schema": SCHEMA,

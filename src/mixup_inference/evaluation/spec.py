@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from torch import nn
 
 from mixup_inference.checks import check_number
@@ -147,6 +147,11 @@ class AttackSpec(_Table):
     )
     labels: Literal["true", "predicted"] = "true"
 
+    @field_validator("steps")
+    @classmethod
+    def _in_order(cls, steps: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted(steps))
+
     @model_validator(mode="after")
     def _no_duplicates(self) -> AttackSpec:
         for name in ("steps", "modes"):
@@ -210,7 +215,7 @@ class FiguresSpec(_Table):
     models: tuple[str, ...] = ()
     lams: Annotated[tuple[float, ...], Field(min_length=1)] = LAMS
     points: Count = 200
-    pairs: Count = 500
+    pairs: Annotated[int, Field(ge=2)] = 500
     defenses: tuple[str, ...] = ("mi-ol", "gaussian", "rotation", "resize-pad", "crop-resize")
     gallery: NotNegative = 6
 
@@ -265,8 +270,8 @@ class Spec(_Table):
         for name in self.figures.models if self.figures else ():
             if name not in self.models:
                 raise unknown_name("model in figures:", name, self.models)
-        if self.figures is not None and self.attack is None:
-            raise InputError("'figures' needs an attack; add it.")
+        if self.figures is not None and (self.attack is None or self.data.test < 2):
+            raise InputError("'figures' needs an attack and at least two test points.")
         titles = [row.title for row in self.rows]
         for title in titles:
             if titles.count(title) > 1:
@@ -277,6 +282,12 @@ class Spec(_Table):
     def used_models(self) -> list[str]:
         """The models that the table has."""
         return [name for name in self.models if any(row.model == name for row in self.rows)]
+
+    @property
+    def needed_models(self) -> list[str]:
+        """The models that the table or the figures have."""
+        used = {*self.used_models, *self.figure_models}
+        return [name for name in self.models if name in used]
 
     @property
     def figure_models(self) -> list[str]:
