@@ -99,6 +99,7 @@ def refuse_others(one: OneModel, allowed: set[str] | None, *, never: Collection[
 def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
     """The experiment that the options describe, with so many points to tune on."""
     from mixup_inference.evaluation import check_spec  # noqa: PLC0415
+    from mixup_inference.evaluation.tuning import in_words  # noqa: PLC0415
 
     if spec is not None:
         raise InputError(f"give either an experiment ({spec}) or --data and a model, not both.")
@@ -127,8 +128,7 @@ def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
         title = f"{name} + {Path(one.preset).stem}"
         rows.append({"title": title, "model": "model", "preset": one.preset})
     elif one.defense != "none":
-        words = ", ".join(f"{key} {value}" for key, value in settings.items())
-        title = f"{name} + {one.defense}" + (f" ({words})" if words else "")
+        title = f"{name} + {one.defense}" + (f" ({in_words(settings)})" if settings else "")
         rows.append({"title": title, "model": "model", "defense": one.defense, **settings})
     eps = _number(one.eps, "--eps")
     if one.norm == "linf" and eps > 1:

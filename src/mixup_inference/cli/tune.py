@@ -10,10 +10,9 @@ from mixup_inference.checks import check_number
 from mixup_inference.cli.one_model import OneModel, make_spec, refuse_others
 from mixup_inference.cli.work import open_experiment
 from mixup_inference.defenses import write_preset
-from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.evaluation import Tuned, load_spec, tune
 from mixup_inference.evaluation.accuracy import cell_entry
-from mixup_inference.evaluation.tuning import GRIDS
+from mixup_inference.evaluation.tuning import grid_of, in_words
 from mixup_inference.reporting.tables import percent, with_margin
 
 if TYPE_CHECKING:
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 def tune_one(name: str | None, one: OneModel, loss: float, common: Common) -> None:
     """Tune one defence for one model, of an experiment or of the user's own."""
     check_number(loss, what="--loss / 100", least=0, most=1)
-    if one.defense not in GRIDS:
-        raise unknown_name("defence with settings to tune:", one.defense, GRIDS)
+    grid_of(one.defense)  # complains before anything is made
     allowed = {"model", "defense"} if one.data is None else None
     refuse_others(one, allowed, never={"lam", "setting", "preset"})
     if one.data is None:
@@ -35,12 +33,11 @@ def tune_one(name: str | None, one: OneModel, loss: float, common: Common) -> No
     experiment = open_experiment(spec, common)
     tuned = tune(experiment, model, one.defense, loss=loss)
     path = experiment.folder / "presets" / f"{model}+{one.defense}.toml"
-    chosen = next(t for t in tuned.trials if t.settings == tuned.settings)
-    lost = tuned.base.value - chosen.clean.value
+    change = tuned.chosen.clean.value - tuned.base.value
     comment = (
         f"Chosen for {model} of {spec.title}: of {len(tuned.trials)} settings the one with the\n"
         f"highest attacked accuracy that loses at most {100 * loss:g} points of clean accuracy\n"
-        f"(its clean accuracy changes by {-100 * lost:+.1f}), on {tuned.base.total} tuning points."
+        f"(its clean accuracy changes by {100 * change:+.1f}), on {tuned.base.total} tuning points."
     )
     write_preset(path, one.defense, tuned.settings, comment=comment)
     if not common.quiet:
@@ -50,22 +47,20 @@ def tune_one(name: str | None, one: OneModel, loss: float, common: Common) -> No
 
 def _print(console: Console, tuned: Tuned, defense: str, loss: float) -> None:
     """The grid on the tuning points, and the choice on the test points."""
-    attacks = list(tuned.trials[0].attacked)
-    if not attacks:
-        raise InputError("tuning needs an attack.")
+    attacks = list(tuned.chosen.attacked)
     console.print(
         f"{defense} on {tuned.base.total} tuning points; undefended and clean: "
         f"{percent(tuned.base.value)}. Allowed to lose {100 * loss:g} points.",
         highlight=False,
         soft_wrap=True,
     )
-    width = max(len(_words(t.settings)) for t in tuned.trials) + 2
+    width = max(len(in_words(t.settings)) for t in tuned.trials) + 2
     heads = "".join(name.rjust(13) for name in ("clean", *attacks))
     console.print(" " * width + heads, style="bold", highlight=False, soft_wrap=True)
     for trial in tuned.trials:
         cells = [trial.clean, *trial.attacked.values()]
-        mark = "  <- chosen" if trial.settings == tuned.settings else ""
-        line = _words(trial.settings).ljust(width)
+        mark = "  <- chosen" if trial == tuned.chosen else ""
+        line = in_words(trial.settings).ljust(width)
         line += "".join(percent(cell.value).rjust(13) for cell in cells)
         console.print(line + mark, highlight=False, soft_wrap=True, markup=False)
     console.print(f"\nOn {tuned.reported[0][0].total} test points:", highlight=False)
@@ -74,7 +69,3 @@ def _print(console: Console, tuned: Tuned, defense: str, loss: float) -> None:
         line = row.title.ljust(width)
         line += "".join(with_margin(cell_entry(cell)).rjust(13) for cell in cells)
         console.print(line, highlight=False, soft_wrap=True, markup=False)
-
-
-def _words(settings: dict[str, object]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in settings.items())

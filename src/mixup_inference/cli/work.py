@@ -6,7 +6,6 @@ import logging
 import shlex
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,5 +118,5 @@ def _in_words(seconds: float) -> str:
         return f"{seconds:.0f} s"
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
-    hours = timedelta(seconds=seconds).total_seconds() / 3600
+    hours = seconds / 3600
     return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"

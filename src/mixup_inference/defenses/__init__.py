@@ -1,10 +1,10 @@
 """Inference-time defences: mixup inference and the baselines of Tables 2 and 3."""
 
 from mixup_inference.defenses.base import (
-    CHUNK_PIXELS,
     Options,
     RandomizedInference,
     StochasticModule,
+    images_at_once,
 )
 from mixup_inference.defenses.combined import CombinedInference
 from mixup_inference.defenses.crop_resize import CropResize
@@ -23,7 +23,6 @@ from mixup_inference.defenses.resize_pad import ResizePad
 from mixup_inference.defenses.rotation import RandomRotation
 
 __all__ = [
-    "CHUNK_PIXELS",
     "DEFENSES",
     "PRESETS",
     "CombinedInference",
@@ -38,6 +37,7 @@ __all__ = [
     "StochasticModule",
     "gap",
     "get_preset",
+    "images_at_once",
     "make_defense",
     "read_preset",
     "settings_of",

@@ -37,6 +37,11 @@ class Options(TypedDict, total=False):
     chunk: int | None
 
 
+def images_at_once(images: Tensor, most: int = 1024) -> int:
+    """How many of these images to pass through F at once: what 1,024 CIFAR images fill."""
+    return min(most, max(1, CHUNK_PIXELS // images[0].numel()))
+
+
 class StochasticModule(nn.Module, ABC):
     """What all defences share: the base model F, a seed, and which draws a call gets.
 
@@ -97,7 +102,7 @@ class StochasticModule(nn.Module, ABC):
         """How many images go through F at once."""
         if self.chunk is not None:
             return self.chunk
-        return min(1024, max(1, CHUNK_PIXELS // x[0].numel()))
+        return images_at_once(x)
 
     def _classify(self, x: Tensor) -> Tensor:
         """Log softmax F(x); the first batch ever seen is checked for being logits."""

@@ -11,10 +11,17 @@ import torch
 from torch import Tensor
 
 from mixup_inference.classifier import logits_of
-from mixup_inference.defenses import CHUNK_PIXELS, MixupInference
+from mixup_inference.datasets import LabelledImages
+from mixup_inference.defenses import MixupInference, images_at_once
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.evaluation.accuracy import cell_entry
-from mixup_inference.evaluation.detecting import Points, answer, measure_combined, measure_detection
+from mixup_inference.evaluation.detecting import (
+    Points,
+    answer,
+    measure_combined,
+    measure_detection,
+    middle,
+)
 from mixup_inference.evaluation.experiment import Experiment
 from mixup_inference.evaluation.tune import trials_of
 from mixup_inference.evaluation.tuning import pareto
@@ -96,12 +103,10 @@ def _theory(experiment: Experiment, name: str, steps: int) -> Any:
     assert spec.figures is not None
     some = test.take(torch.arange(min(spec.figures.points, len(test))))
     entries = []
-    jobs = len(_attacked(experiment, name, steps)) * 2 * len(spec.figures.lams)
-    with experiment.progress.task("theory", jobs) as task:
-        for mode, x_adv in _attacked(experiment, name, steps).items():
-            right = _labels(experiment, name, some.pixels) == some.labels
-            turned = _labels(experiment, name, x_adv[: len(some)]) != some.labels
-            if int((right & turned).sum()) < 2:
+    attacked = _attacked(experiment, name, steps)
+    with experiment.progress.task("theory", len(attacked) * 2 * len(spec.figures.lams)) as task:
+        for mode, x_adv in attacked.items():
+            if int(_turned(experiment, name, some, x_adv[: len(some)]).sum()) < 2:
                 continue  # the attack fooled nobody: there is nothing to measure
             for kind in ("mi-pl", "mi-ol"):
                 for lam in spec.figures.lams:
@@ -116,7 +121,7 @@ def _theory(experiment: Experiment, name: str, steps: int) -> Any:
                         draws=spec.draws,
                         seed=spec.seed,
                         index=some.index,
-                        batch_size=min(1024, max(1, CHUNK_PIXELS // some.images[0].numel())),
+                        batch_size=images_at_once(some.images),
                     )
                     entries.append({"attack": mode, **asdict(found)})
                     task.advance()
@@ -130,6 +135,12 @@ def _labels(experiment: Experiment, name: str, x: Tensor) -> Tensor:
             for part in x.split(experiment.batch_size)
         ]
     return torch.cat(parts).argmax(1).cpu()
+
+
+def _turned(experiment: Experiment, name: str, points: LabelledImages, x_adv: Tensor) -> Tensor:
+    """Which points satisfy Eq. 2: the model has them right, and the attack turns them."""
+    right = _labels(experiment, name, points.pixels) == points.labels
+    return right & (_labels(experiment, name, x_adv) != points.labels)
 
 
 def _detection(experiment: Experiment, name: str, steps: int) -> Any:
@@ -151,8 +162,8 @@ def _detection(experiment: Experiment, name: str, steps: int) -> Any:
         batch_size=experiment.batch_size,
         progress=experiment.progress,
     )
-    middle = min(spec.figures.lams, key=lambda lam: abs(lam - 0.5))
-    combined = measure_combined(answers, test.labels, list(attacked), lam=middle)
+    lam = middle(spec.figures.lams)
+    combined = measure_combined(answers, test.labels, list(attacked), lam=lam)
     return measure_detection(answers, list(attacked)) | {"combined": combined}
 
 
@@ -186,12 +197,11 @@ def _gallery(experiment: Experiment, name: str, steps: int) -> Any:
     assert spec.attack is not None
     mode = spec.attack.modes[0]
     model, x_adv = experiment.model(name), experiment.examples(name, mode)[steps]
-    right = _labels(experiment, name, test.pixels) == test.labels
-    turned = _labels(experiment, name, x_adv) != test.labels
-    rows = torch.nonzero(right & turned).flatten()[: spec.figures.gallery]
+    turned = _turned(experiment, name, test, x_adv)
+    rows = torch.nonzero(turned).flatten()[: spec.figures.gallery]
     if len(rows) == 0:
         return []
-    lam = min(spec.figures.lams, key=lambda value: abs(value - 0.5))
+    lam = middle(spec.figures.lams)
     inference = MixupInference(
         model, experiment.pool, lam=lam, draws=spec.draws, seed=spec.seed
     ).to(experiment.device)

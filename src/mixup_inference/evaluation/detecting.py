@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -88,6 +88,15 @@ def scores(answers: Answers, name: str) -> dict[tuple[str, float | None], Tensor
     return out
 
 
+def middle(lams: Iterable[float]) -> float:
+    """The ratio nearest to 0.5, the one that is shown where there is room for one.
+
+    >>> middle([0.6, 0.4, 0.1])
+    0.4
+    """
+    return min(lams, key=lambda lam: (round(abs(lam - 0.5), 9), lam))
+
+
 def measure_detection(answers: Answers, modes: Sequence[str]) -> dict[str, Any]:
     """AUC with its interval for every score and attack, ROC curves, and calibrated thresholds.
 
@@ -97,7 +106,7 @@ def measure_detection(answers: Answers, modes: Sequence[str]) -> dict[str, Any]:
     """
     clean = scores(answers, "clean")
     calibration = scores(answers, "calibration") if "calibration" in answers.before else {}
-    middle = min({lam for _, lam in answers.after}, key=lambda lam: abs(lam - 0.5))
+    shown = middle(lam for _, lam in answers.after)
     entries = []
     for mode in modes:
         attacked = scores(answers, mode)
@@ -111,7 +120,7 @@ def measure_detection(answers: Answers, modes: Sequence[str]) -> dict[str, Any]:
                 "low": low,
                 "high": high,
             }
-            if lam in (None, middle):
+            if lam in (None, shown):
                 false, true = (_thin(rates) for rates in roc(values, attacked[score, lam]))
                 entry["roc"] = {"false_positives": false, "true_positives": true}
             if calibration and len(calibration[score, lam]) >= 1 / FALSE_POSITIVES:

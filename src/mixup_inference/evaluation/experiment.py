@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mixup_inference.attacks import pgd
 from mixup_inference.classifier import device_of, logits_of
 from mixup_inference.datasets import LabelledImages, experiment_points, load_dataset
-from mixup_inference.defenses import CHUNK_PIXELS, make_defense
+from mixup_inference.defenses import images_at_once, make_defense
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import InputError, MixupInferenceWarning
 from mixup_inference.evaluation.accuracy import Accuracy, evaluate
@@ -143,8 +143,7 @@ class Experiment:
     @property
     def batch_size(self) -> int:
         """The spec's, or fewer if the images are large."""
-        pixels = self.points["train"].images[0].numel()
-        return min(self.spec.batch_size, max(1, CHUNK_PIXELS // pixels))
+        return images_at_once(self.points["train"].images, self.spec.batch_size)
 
     # Models
 

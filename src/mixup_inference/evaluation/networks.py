@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,13 +15,13 @@ from mixup_inference.evaluation.accuracy import evaluate
 from mixup_inference.evaluation.spec import NetworkSpec
 from mixup_inference.files import fingerprint
 from mixup_inference.models import (
-    WEIGHTS,
     Normalized,
     create_model,
     from_pretrained,
     import_model,
     load_weights,
     read_checkpoint,
+    weights_file,
 )
 
 #: So many training images tell whether a model that was brought along works at all.
@@ -70,10 +69,8 @@ def bring_model(
 
 def _header(weights: str) -> dict[str, Any] | None:
     """The architecture in a checkpoint of ours; None for other people's files."""
-    path = Path(weights).expanduser()
-    path = path / WEIGHTS if path.is_dir() else path
     try:
-        _, header = read_checkpoint(path)
+        _, header = read_checkpoint(weights_file(weights))
     except InputError:
         return None
     config = header.get("architecture")

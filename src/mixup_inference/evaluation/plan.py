@@ -23,7 +23,7 @@ from mixup_inference.errors import InputError
 from mixup_inference.evaluation.experiment import Blank
 from mixup_inference.evaluation.networks import build_network
 from mixup_inference.evaluation.spec import RowSpec, Spec
-from mixup_inference.evaluation.tuning import GRIDS
+from mixup_inference.evaluation.tuning import grid_of
 from mixup_inference.models import from_pretrained
 from mixup_inference.pool import Pool
 from mixup_inference.training import Recipe
@@ -108,7 +108,7 @@ def _figures(spec: Spec, shape: Shape, name: str) -> list[Work]:
         rows = [
             RowSpec(title=kind, model=name, defense=kind, **settings)
             for kind in figures.defenses
-            for settings in GRIDS[kind]
+            for settings in grid_of(kind)
         ]
         passes = sum(defense_passes(row, spec.draws, shape) for row in rows)
         forward = passes * data.tuning * (1 + modes)

@@ -17,7 +17,7 @@ from mixup_inference.checks import check_number
 from mixup_inference.datasets import check_name
 from mixup_inference.defenses import get_preset, make_defense, settings_of
 from mixup_inference.errors import InputError, unknown_name
-from mixup_inference.evaluation.tuning import GRIDS
+from mixup_inference.evaluation.tuning import grid_of
 from mixup_inference.models import MODELS
 from mixup_inference.pool import Pool
 from mixup_inference.training import Recipe
@@ -224,8 +224,7 @@ class FiguresSpec(_Table):
         for lam in self.lams:
             check_number(lam, what="a ratio of lams", least=0, most=1)
         for defense in self.defenses:
-            if defense not in GRIDS:
-                raise unknown_name("defence with settings to trade off:", defense, GRIDS)
+            grid_of(defense)
         return self
 
 

@@ -10,19 +10,23 @@ from mixup_inference.evaluation.accuracy import Accuracy, evaluate
 from mixup_inference.evaluation.experiment import Experiment
 from mixup_inference.evaluation.listener import Column
 from mixup_inference.evaluation.spec import RowSpec
-from mixup_inference.evaluation.tuning import GRIDS, Trial, choose, try_settings
+from mixup_inference.evaluation.tuning import Trial, choose, grid_of, in_words, try_settings
 
 
 @dataclass(frozen=True)
 class Tuned:
     """What was chosen, what it was chosen from, and what it came to on points not chosen on."""
 
-    settings: dict[str, Any]
+    chosen: Trial
     trials: list[Trial]
     base: Accuracy  # the undefended model, clean, on the tuning points
     rows: tuple[RowSpec, RowSpec]  # bare and defended
-    columns: list[Column]
-    reported: list[list[Accuracy]]  # of the two rows on the test points, by column
+    reported: list[list[Accuracy]]  # of the two rows on the test points: clean, then attacked
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those that were chosen."""
+        return self.chosen.settings
 
 
 def tune(experiment: Experiment, name: str, defense: str, *, loss: float = 0.02) -> Tuned:
@@ -30,23 +34,20 @@ def tune(experiment: Experiment, name: str, defense: str, *, loss: float = 0.02)
     spec, tuning = experiment.spec, experiment.points["tuning"]
     if name not in spec.models:
         raise unknown_name("model", name, spec.models)
-    if defense not in GRIDS:
-        raise unknown_name("defence with settings to tune:", defense, GRIDS)
+    grid_of(defense)
     if spec.attack is None or len(tuning) == 0:
         raise InputError("tuning needs an attack and tuning points ('tuning' in the data table).")
     steps = min(spec.attack.steps)
     base, trials = trials_of(experiment, name, defense, steps)
     best = choose(trials, base, loss=loss)
-    words = ", ".join(f"{key} {value}" for key, value in best.settings.items())
+    title = f"{name} + {defense} ({in_words(best.settings)})"
     rows = (
         RowSpec(title=name, model=name),
-        RowSpec(
-            title=f"{name} + {defense} ({words})", model=name, defense=defense, **best.settings
-        ),
+        RowSpec(title=title, model=name, defense=defense, **best.settings),
     )
     columns = [Column("clean"), *(Column(mode, steps) for mode in spec.attack.modes)]
     reported = [[experiment.cell(row, column) for column in columns] for row in rows]
-    return Tuned(best.settings, trials, base, rows, columns, reported)
+    return Tuned(best, trials, base, rows, reported)
 
 
 def trials_of(
@@ -60,7 +61,7 @@ def trials_of(
         "attacks": [experiment.examples_identity(name, mode, "tuning") for mode in modes],
         "steps": steps,
         "defense": defense,
-        "grid": list(GRIDS[defense]),
+        "grid": grid_of(defense),
         "draws": spec.draws,
         "seed": spec.seed,
         "batch_size": experiment.batch_size,

@@ -37,6 +37,22 @@ GRIDS: Mapping[str, Sequence[dict[str, Any]]] = {
 }
 
 
+def grid_of(defense: str) -> list[dict[str, Any]]:
+    """The settings that are tried for a defence."""
+    if defense not in GRIDS:
+        raise unknown_name("defence with settings to tune:", defense, GRIDS)
+    return list(GRIDS[defense])
+
+
+def in_words(settings: Mapping[str, Any]) -> str:
+    """Settings as people read them.
+
+    >>> in_words({"lam": 0.5, "draws": 3})
+    'lam 0.5, draws 3'
+    """
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
+
+
 @dataclass(frozen=True)
 class Trial:
     """One setting of a defence, and what it came to."""
@@ -67,10 +83,7 @@ def try_settings(
     progress: Progress = SILENT,
 ) -> list[Trial]:
     """Clean and attacked accuracy of a defence for every setting of its grid."""
-    if grid is None:
-        if defense not in GRIDS:
-            raise unknown_name("defence with settings to tune:", defense, GRIDS)
-        grid = GRIDS[defense]
+    grid = grid_of(defense) if grid is None else grid
     trials = []
     with progress.task(f"tune {defense}", len(grid) * (1 + len(attacked))) as task:
         for settings in grid:

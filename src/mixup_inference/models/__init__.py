@@ -1,15 +1,17 @@
 """Networks, and their weights on disk."""
 
 from mixup_inference.models.checkpoint import (
+    WEIGHTS,
     config_of,
     fill_weights,
     load_checkpoint,
     load_weights,
     read_checkpoint,
     save_checkpoint,
+    weights_file,
 )
 from mixup_inference.models.foreign import Normalized, import_model
-from mixup_inference.models.pretrained import WEIGHTS, from_pretrained, save_pretrained
+from mixup_inference.models.pretrained import from_pretrained, save_pretrained
 from mixup_inference.models.registry import MODELS, create_model
 
 __all__ = [
@@ -26,4 +28,5 @@ __all__ = [
     "read_checkpoint",
     "save_checkpoint",
     "save_pretrained",
+    "weights_file",
 ]

@@ -19,9 +19,16 @@ from mixup_inference.models.registry import closest_model, create_model
 from mixup_inference.version import __version__
 
 FORMAT = 1
+WEIGHTS = "model.safetensors"  # in a folder of ours
 _WEIGHTS = "model."
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "weights")
 _PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "backbone.")
+
+
+def weights_file(path: str | Path) -> Path:
+    """The file with the weights: the path itself, or what a folder of ours calls it."""
+    path = Path(path).expanduser()
+    return path / WEIGHTS if path.is_dir() else path
 
 
 def save_checkpoint(
@@ -91,8 +98,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     Wrappers such as ``{"state_dict": ...}`` and prefixes such as ``module.`` are recognised. A
     torch file is read with ``weights_only``: nothing in it can run.
     """
-    path = Path(path).expanduser()
-    path = path / "model.safetensors" if path.is_dir() else path
+    path = weights_file(path)
     if not path.is_file():
         raise InputError(f"there is no file {path}.")
     with path.open("rb") as file:

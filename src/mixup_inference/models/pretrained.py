@@ -10,9 +10,15 @@ from torch import nn
 
 from mixup_inference.errors import InputError
 from mixup_inference.files import write_json
-from mixup_inference.models.checkpoint import config_of, load_checkpoint, save_checkpoint
+from mixup_inference.models.checkpoint import (
+    WEIGHTS,
+    config_of,
+    load_checkpoint,
+    save_checkpoint,
+    weights_file,
+)
 
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
+CONFIG = "config.json"
 
 
 def save_pretrained(
@@ -66,11 +72,8 @@ def from_pretrained(name: str | Path) -> nn.Module:
     ``name`` is a folder, a file, or ``user/repository`` on the Hugging Face hub. Weights are
     checked against the hash in their header, and nothing in the file can run.
     """
-    path = Path(name).expanduser()
-    if path.is_dir():
-        path /= WEIGHTS
-    elif not path.is_file():
-        path = _from_hub(str(name))
+    here = Path(name).expanduser().exists()
+    path = weights_file(name) if here else _from_hub(str(name))
     model, header = load_checkpoint(path)
     object.__setattr__(model, "card", header)
     return model

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mixup_inference.evaluation.accuracy import difference
-from mixup_inference.reporting.tables import percent
+from mixup_inference.evaluation.detecting import middle
+from mixup_inference.reporting.tables import last_of_each_mode, percent
 
 Verdict = Literal["holds", "does not hold", "undecided"]
 MI = ("mi-ol", "mi-pl", "mi-combined")
@@ -329,13 +330,10 @@ def _told(interval: Difference) -> str:
     return f"{interval[0]:.3f} ± {interval[2] - interval[0]:.3f}"
 
 
-def _nearest(entries: list[Row], lam: float = 0.5) -> list[Row]:
-    """Those with the ratio nearest to ``lam``; entries without one are all kept."""
+def _nearest(entries: list[Row]) -> list[Row]:
+    """Those with the ratio nearest to 0.5; entries without one are all kept."""
     ratios = {e["lam"] for e in entries if e["lam"] is not None}
-    if not ratios:
-        return entries
-    closest = min(ratios, key=lambda value: abs(value - lam))
-    return [e for e in entries if e["lam"] == closest]
+    return [e for e in entries if e["lam"] == middle(ratios)] if ratios else entries
 
 
 def _verdict(differences: Iterable[Difference]) -> Verdict:
@@ -362,8 +360,7 @@ def _trained_row(results: dict[str, Any], objective: str, defense: str) -> Row |
 
 def _hardest(results: dict[str, Any]) -> list[str]:
     """Of each attack mode the column with the most steps."""
-    last = {column.split(" ")[0]: column for column in results["columns"] if column != "clean"}
-    return list(last.values())
+    return [column for column in last_of_each_mode(results["columns"]) if column != "clean"]
 
 
 def _points(gain: Difference) -> str:

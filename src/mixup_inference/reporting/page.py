@@ -7,10 +7,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from mixup_inference.evaluation.detecting import middle
 from mixup_inference.reporting.figures import draw, linearity
 from mixup_inference.reporting.figures.accuracy import said
 from mixup_inference.reporting.figures.chart import inline
-from mixup_inference.reporting.figures.detection import middle
 from mixup_inference.reporting.findings import best, claims, summary
 from mixup_inference.reporting.tables import caption, heading, percent
 

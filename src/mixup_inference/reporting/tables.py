@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -40,6 +41,15 @@ def with_margin(cell: dict[str, float]) -> str:
 def heading(column: str) -> str:
     """A column's name with a capital."""
     return column[0].upper() + column[1:]
+
+
+def last_of_each_mode(columns: Sequence[str]) -> list[str]:
+    """Clean, and of each attack mode the column with the most steps, which stands last.
+
+    >>> last_of_each_mode(["clean", "untargeted PGD-10", "untargeted PGD-50"])
+    ['clean', 'untargeted PGD-50']
+    """
+    return list({column.split(" ")[0]: column for column in columns}.values())
 
 
 def markdown(results: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mixup_inference.reporting.figures.chart import Chart, Row
 from mixup_inference.reporting.figures.style import arms, distinct, legend_below, look, only
-from mixup_inference.reporting.tables import heading
+from mixup_inference.reporting.tables import heading, last_of_each_mode
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,17 +27,11 @@ def overview(results: dict[str, Any]) -> Chart:
             "low": row["cells"][column]["low"],
             "high": row["cells"][column]["high"],
         }
-        for column in _shown_columns(results)
+        for column in last_of_each_mode(results["columns"])
         for row in results["rows"]
     ]
     height = 0.34 * len(results["rows"]) + 1.6
     return Chart("overview", results["title"], rows, _paint_overview, (8.5, height))
-
-
-def _shown_columns(results: dict[str, Any]) -> list[str]:
-    """Clean, and of each attack mode the one with the most steps."""
-    last = {column.split(" ")[0]: column for column in results["columns"]}
-    return list(last.values())
 
 
 def _paint_overview(figure: Figure, rows: list[Row]) -> None:

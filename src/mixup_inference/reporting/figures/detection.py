@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mixup_inference.evaluation.detecting import middle
 from mixup_inference.reporting.figures.chart import Chart, Row
 from mixup_inference.reporting.figures.style import (
     GREEN,
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BANDS = {"low confidence": GREEN, "entropy": PINK}
-
-
-def middle(lams: list[float]) -> float:
-    """The ratio nearest to 0.5, the one that is shown where there is room for one."""
-    return min(lams, key=lambda lam: abs(lam - 0.5))
 
 
 def auc(model: str, entry: dict[str, Any]) -> Chart:
