@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 from mixup_inference.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from mixup_inference.attacks import pgd
+    from mixup_inference.attacks import (
+        apgd_eot,
+        detector_aware,
+        eot_pgd,
+        judge,
+        paper_adaptive,
+        pgd,
+        square_eot,
+        transfer,
+    )
     from mixup_inference.datasets import load_dataset
     from mixup_inference.defenses import (
         CombinedInference,
@@ -27,7 +36,7 @@ if TYPE_CHECKING:
     from mixup_inference.detection import MixupDetector
     from mixup_inference.draws import Beta, Uniform
     from mixup_inference.errors import InputError, MixupInferenceError
-    from mixup_inference.evaluation import evaluate
+    from mixup_inference.evaluation import RobustAccuracy, check_attack, evaluate
     from mixup_inference.models import (
         create_model,
         from_pretrained,
@@ -40,7 +49,16 @@ if TYPE_CHECKING:
     from mixup_inference.training import train
 
 _HOMES = {
-    "attacks": ["pgd"],
+    "attacks": [
+        "apgd_eot",
+        "detector_aware",
+        "eot_pgd",
+        "judge",
+        "paper_adaptive",
+        "pgd",
+        "square_eot",
+        "transfer",
+    ],
     "datasets": ["load_dataset"],
     "defenses": [
         "CombinedInference",
@@ -55,7 +73,7 @@ _HOMES = {
     "detection": ["MixupDetector"],
     "draws": ["Beta", "Uniform"],
     "errors": ["InputError", "MixupInferenceError"],
-    "evaluation": ["evaluate"],
+    "evaluation": ["RobustAccuracy", "check_attack", "evaluate"],
     "models": [
         "create_model",
         "from_pretrained",
@@ -81,19 +99,28 @@ __all__ = [
     "Pool",
     "RandomRotation",
     "ResizePad",
+    "RobustAccuracy",
     "Uniform",
+    "apgd_eot",
+    "check_attack",
     "create_model",
+    "detector_aware",
+    "eot_pgd",
     "evaluate",
     "from_pretrained",
     "get_preset",
+    "judge",
     "load_checkpoint",
     "load_dataset",
     "load_weights",
     "make_defense",
+    "paper_adaptive",
     "pgd",
     "save_checkpoint",
     "save_pretrained",
+    "square_eot",
     "train",
+    "transfer",
 ]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,11 +33,15 @@ def check_model(model: nn.Module) -> nn.Module:
     return model
 
 
-def logits_of(model: nn.Module, x: Tensor) -> Tensor:
-    """F's logits for a batch, shape (batch, classes); clear words when it returns another thing."""
+def logits_of(model: nn.Module, x: Tensor, *, as_it_is: bool = False) -> Tensor:
+    """F's logits for a batch, shape (batch, classes); clear words when it returns another thing.
+
+    ``as_it_is`` leaves the modes of a model in eval mode alone: some of its parts may be in
+    training mode on purpose, as dropout that is part of a defence.
+    """
     check_model(model)
     try:
-        with eval_mode(model):
+        with nullcontext() if as_it_is and not model.training else eval_mode(model):
             out = model(x)
     except RuntimeError as error:
         if x.dtype == dtype_of(model):
@@ -77,17 +82,33 @@ def refuse_probabilities(logits: Tensor) -> None:
         )
 
 
+@dataclass
+class Passes:
+    """How many images went through a module, and how many gradients came back through it."""
+
+    forward: int = 0
+    backward: int = 0
+
+    def came_back(self, images: int) -> None:
+        """Count the gradients of so many images."""
+        self.backward += images
+
+
 @contextmanager
-def count_images(module: nn.Module) -> Iterator[list[int]]:
-    """Count the images that pass through ``module``; the list's only entry is the count."""
-    count = [0]
+def count_passes(module: nn.Module, passes: Passes | None = None) -> Iterator[Passes]:
+    """Count the images that pass through ``module``, exactly; adds to ``passes`` if given."""
+    passes = Passes() if passes is None else passes
 
-    def add(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        count[0] += args[0].shape[0]
+    def count(_: nn.Module, args: tuple[Tensor, ...], out: Any) -> None:
+        images = args[0].shape[0]
+        passes.forward += images
+        logits = unwrap(out)
+        if isinstance(logits, Tensor) and logits.requires_grad:
+            logits.register_hook(lambda _: passes.came_back(images))
 
-    handle = module.register_forward_pre_hook(add)
+    handle = module.register_forward_hook(count)
     try:
-        yield count
+        yield passes
     finally:
         handle.remove()
 

@@ -262,6 +262,7 @@ def test_help_shows_examples_everywhere():
         (["analyze", "digits", "--points", "9"], "--points would be ignored"),
         (["tune", "digits", "--defense", "none"], "unknown defence with settings to tune"),
         (["tune", "digits", "--loss", "-1"], "--loss"),
+        (["analyze", "--data", "digits", "--weights", "x", "--attack", "apgd"], "for `evaluate`"),
         (["report", "nowhere"], "finished run"),
         (["data", "get", "cifar"], "did you mean 'cifar10'"),
         (["data", "verify", "cifar10", "--data-root", "."], "CIFAR-10 is not in"),

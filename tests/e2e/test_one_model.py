@@ -47,6 +47,53 @@ def test_one_command_measures_a_model_bare_and_defended(saved, tmp_path):
     assert "Nothing was recomputed" in again.stdout
 
 
+def test_attacks_that_know_the_defence_side_by_side(saved, tmp_path):
+    small = [
+        f"--attack-setting={name}" for name in ("steps=2", "draws=2", "queries=3", "samples=2")
+    ]
+    command = [
+        "evaluate", "--data", "digits", "--weights", saved, "--surrogate", saved, *PGD[:6],
+        "--draws", "4", "--points", "12", "--attack", "adaptive", *small, "-o", tmp_path,
+    ]  # fmt: skip
+    done = call(*command)
+    assert done.returncode == 0, done.stderr
+    assert "Against an attacker who knows the defence" in " ".join(done.stdout.split())
+    (folder,) = tmp_path.glob("evaluate-*")
+    adaptive = json.loads((folder / "results.json").read_text())["adaptive"]
+    base, defended = adaptive["rows"]
+    assert [a["attack"] for a in base["attacks"]] == [
+        "oblivious", "transfer", "eot-pgd", "apgd", "square",
+    ]  # fmt: skip
+    assert [a["attack"] for a in defended["attacks"]] == [
+        "oblivious", "transfer", "official-adaptive", "paper-adaptive", "eot-pgd", "apgd", "square",
+        "frozen",
+    ]  # fmt: skip
+    assert adaptive["points"] == 12
+    assert [check["name"] for check in defended["checks"]][:2] == [
+        "the loss rises",
+        "twice the steps do not help the defender",
+    ]
+    assert "EOT-PGD-2" in (folder / "adaptive.csv").read_text()
+    assert "EOT-PGD-2" in (folder / "table.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--attack", "eot-pdg"], "did you mean 'eot-pgd'"),
+        (["--attack", "none", "--attack", "apgd"], "none excludes"),
+        (["--attack-setting", "draws=3"], "--attack adaptive"),
+        (["--attack", "apgd", "--attack-setting", "querys=3"], "querys"),
+        (["--attack", "apgd", "--surrogate", "x"], "--attack transfer"),
+        (["--attack", "foolbox:LinfPDG"], "LinfPGD"),
+    ],
+)
+def test_mistakes_in_attacks_are_named(saved, tmp_path, options, words):
+    done = call("evaluate", "--data", "digits", "--weights", saved, *options, "-o", tmp_path / "o")
+    assert done.returncode == 2, done.stdout
+    assert words in done.stderr
+
+
 def test_without_attack_and_defence_it_is_the_plain_accuracy(saved, tmp_path):
     command = ["evaluate", "--data", "digits", "--weights", saved / "model.safetensors"]
     done = call(*command, "--attack", "none", "--defense", "none", "--points", "50", "-o", tmp_path)

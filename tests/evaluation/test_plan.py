@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mixup_inference import pgd, train
-from mixup_inference.classifier import count_images
+from mixup_inference.classifier import count_passes
 from mixup_inference.datasets import Shape
 from mixup_inference.evaluation import Experiment, load_spec, parse_spec, plan
 from mixup_inference.evaluation.plan import Speed, Work, defense_passes, training_passes
@@ -23,20 +23,20 @@ def test_training_passes_are_those_that_training_makes(parts, objective, labels,
     )
     x, y = x[:32], y[:32]
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(x[0].numel(), 10))
-    with count_images(model) as images:
+    with count_passes(model) as passes:
         train(model, x, y, recipe)
     # One more pair of images tells training how many classes there are.
-    assert training_passes(recipe, 32)[0] == images[0] - 2
+    assert training_passes(recipe, 32)[0] == passes.forward - 2
 
 
 @pytest.mark.parametrize("labels", ["true", "predicted"])
 def test_attack_passes_are_those_that_pgd_makes(trained, parts, labels):
     test = parts["test"].take(torch.arange(20))
-    with count_images(trained) as images:
+    with count_passes(trained) as passes:
         pgd(trained, test.images, test.labels, eps=0.1, step=0.05, steps=4, labels=labels)
     spec = parse_spec(SPEC.replace("LABELS", labels))
     work = next(w for w in plan(spec, Shape(1797, 0, 1, (8, 8), 10)) if w.stage == "attack")
-    assert (work.forward, work.backward) == (images[0], 20 * 4)
+    assert (work.forward, work.backward) == (passes.forward, 20 * 4)
 
 
 SPEC = """

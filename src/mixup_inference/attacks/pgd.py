@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mixup_inference.attacks.ball import Ball, Norm, climb, gradient_of
 from mixup_inference.checks import (
     check_images,
     check_index,
@@ -22,7 +22,6 @@ from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.progress import SILENT, Progress
 
-Norm = Literal["linf", "l2"]
 AttackLabels = Literal["true", "predicted"]
 
 
@@ -119,12 +118,8 @@ def pgd(
     check_int(steps, what="steps", least=0)
     if not at or at[0] < 0 or at[-1] > steps:
         raise InputError(f"snapshots must lie between 0 and steps = {steps}; saw {at}.")
-    ball = _Ball(
-        norm,
-        check_number(eps, what="eps", least=0),
-        check_number(step, what="step", least=0),
-        make_key(check_int(seed, what="seed", least=0), "pgd start") if random_start else None,
-    )
+    ball, sizes = Ball(norm, eps), at[-1] * [check_number(step, what="step", least=0)]
+    start_key = make_key(check_int(seed, what="seed", least=0), "pgd start")
     parts = range(0, x.shape[0], check_int(batch_size, what="batch_size", least=1))
     out: dict[int, list[Tensor]] = {count: [] for count in at}
     with progress.task("PGD", total=len(parts) * at[-1]) as task:
@@ -140,88 +135,27 @@ def pgd(
                 key=make_key(seed, "pgd target"),
                 index=index[part],
             )
-            for count, image in _trajectory(goal, x[part], index[part], ball, at, task.advance):
-                out[count].append(image)
+            start = ball.start(x[part], index[part], start_key) if random_start else x[part]
+            for count, image in enumerate(
+                climb(x[part], start, ball, _gradient(goal, task.advance), sizes)
+            ):
+                if count in out:
+                    out[count].append(image)
     examples = {count: torch.cat(images) for count, images in out.items()}
     return examples[steps] if snapshots is None else examples
 
 
-def _trajectory(
-    goal: Callable[[Tensor], Tensor],
-    x: Tensor,
-    index: Tensor,
-    ball: _Ball,
-    at: list[int],
-    tick: Callable[[], None],
-) -> Iterable[tuple[int, Tensor]]:
-    """The one loop of this file: start, then gradient, step, project; yields the snapshots."""
-    image = ball.start(x, index)
-    for count in range(at[-1] + 1):
-        if count in at:
-            yield count, image
-        if count == at[-1]:
-            return
+def _gradient(
+    goal: Callable[[Tensor], Tensor], tick: Callable[[], None]
+) -> Callable[[Tensor, int], Tensor]:
+    def gradient(image: Tensor, _: int) -> Tensor:
         leaf = image.detach().requires_grad_()
         with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(goal(leaf), leaf)
-        image = ball.project(x, ball.move(image, gradient))
+            found = gradient_of(goal(leaf), leaf)
         tick()
+        return found
 
-
-@dataclass(frozen=True)
-class _Ball:
-    """The geometry of a norm: where to start, how to step, how to come back."""
-
-    norm: Norm
-    eps: float
-    step: float
-    start_key: int | None
-
-    def __post_init__(self) -> None:
-        if self.norm not in ("linf", "l2"):
-            raise unknown_name("norm", self.norm, ["linf", "l2"])
-
-    def start(self, x: Tensor, index: Tensor) -> Tensor:
-        """A uniformly random point of the ball around each x, or x itself."""
-        if self.start_key is None:
-            return x
-        draws = Draws.once(self.start_key, index)
-        shape = tuple(x.shape[1:])
-        if self.norm == "linf":
-            delta = self.eps * (2 * draws.uniform_block(0, shape)[:, 0].to(x.dtype) - 1)
-        else:
-            direction = draws.normal(0, shape)[:, 0].to(x.dtype)
-            radius = draws.uniform(1)[:, 0].to(x.dtype) ** (1 / x[0].numel())
-            delta = self.eps * _per_sample(radius) * direction / _per_sample(_length(direction))
-        return self.project(x, x + delta)
-
-    def move(self, image: Tensor, gradient: Tensor) -> Tensor:
-        """One step uphill."""
-        if self.norm == "linf":
-            return image + self.step * gradient.sign()
-        return image + self.step * gradient / _per_sample(_positive(_length(gradient)))
-
-    def project(self, x: Tensor, image: Tensor) -> Tensor:
-        """The nearest point that is in the ball, then in [0, 1] (which cannot leave the ball)."""
-        delta = image - x
-        if self.norm == "linf":
-            delta = delta.clamp(-self.eps, self.eps)
-        else:
-            delta = delta * _per_sample((self.eps / _positive(_length(delta))).clamp(max=1))
-        return (x + delta).clamp(0, 1)
-
-
-def _length(delta: Tensor) -> Tensor:
-    out: Tensor = torch.linalg.vector_norm(delta.flatten(1), dim=1)
-    return out
-
-
-def _positive(lengths: Tensor) -> Tensor:
-    return lengths.clamp(min=torch.finfo(lengths.dtype).tiny)
-
-
-def _per_sample(values: Tensor) -> Tensor:
-    return values[:, None, None, None]
+    return gradient
 
 
 def _goal(

@@ -140,6 +140,7 @@ def attack(spec: Spec = "digits", /, *, common: Common = COMMON) -> None:
         "evaluate --data cifar10 --weights model.safetensors --lam 0.5",
         "evaluate --data cifar10 --model resnet20 --weights their.th \\\n"
         "      --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225",
+        "evaluate --data cifar10 --weights model.safetensors \\\n      --attack adaptive",
         "evaluate --data folder:photos --model my_models:build \\\n"
         "      --size 224 --attack none --defense none",
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from mixup_inference.cli.one_model import OneModel, make_spec, refuse_others
+from mixup_inference.cli.one_model import OneModel, make_spec, refuse_knowing, refuse_others
 from mixup_inference.cli.work import open_experiment
 from mixup_inference.evaluation import analyses, check_spec, load_spec
 from mixup_inference.evaluation.spec import FiguresSpec
@@ -25,6 +25,7 @@ def analyze_one(name: str | None, one: OneModel, common: Common) -> None:
         spec = load_spec(name or "digits")
         model = one.model
     else:
+        refuse_knowing(one)
         spec, model = make_spec(one, name), "model"
     figures = (spec.figures or FiguresSpec()).model_dump() | {"gallery": 0}
     figures |= {} if model is None else {"models": (model,)}

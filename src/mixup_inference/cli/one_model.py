@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
@@ -16,6 +16,10 @@ from mixup_inference.errors import InputError
 
 if TYPE_CHECKING:
     from mixup_inference.evaluation import Spec
+
+
+#: Test points, if the user does not say.
+POINTS = 1000
 
 
 @Parameter(name="*")
@@ -62,8 +66,14 @@ class OneModel:
     draws: int = 30
     "Draws of the defence for each image."
 
-    attack: Literal["pgd", "none"] = "pgd"
-    "pgd: on the undefended model, untargeted and targeted."
+    attack: Annotated[tuple[str, ...], Parameter(negative="")] = ("pgd",)
+    "pgd (ignores the defence), none, adaptive (all that know it), eot-pgd, apgd, ...; repeatable."
+
+    attack_setting: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    "A setting of the attacks that know the defence, as name=value (draws=20); may be repeated."
+
+    surrogate: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    "Weights of another model of ours, that transfer attacks are crafted on; may be repeated."
 
     norm: Literal["linf", "l2"] = "linf"
     "Norm of the attack."
@@ -77,8 +87,8 @@ class OneModel:
     steps: int = 10
     "Its number of steps."
 
-    points: int = 1000
-    "How many test points to measure on."
+    points: int | None = None
+    "How many test points: 1000, and 200 of them for attacks that know the defence."
 
     batch_size: int = 250
     "Images at a time."
@@ -147,16 +157,71 @@ def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
         "batch_size": one.batch_size,
         "data": {
             "name": one.data,
-            "test": one.points,
+            "test": one.points or POINTS,
             "tuning": tuning,
             "size": size,
             "channels": one.channels,
         },
-        "models": {"model": {"weights": one.weights, "network": network}},
-        "attack": attack if one.attack == "pgd" else None,
+        "models": {"model": {"weights": one.weights, "network": network}}
+        | {f"surrogate-{i + 1}": {"weights": path} for i, path in enumerate(one.surrogate)},
+        "attack": None if "none" in one.attack else attack,
+        "adaptive": _adaptive(one),
         "rows": rows,
     }
     return check_spec(document, source="options")
+
+
+def refuse_knowing(one: OneModel) -> None:
+    """Refuse attacks that know the defence, where they would be ignored."""
+    if _adaptive(one) is not None:
+        raise InputError("attacks that know the defence are for `evaluate`; leave out --attack.")
+
+
+def _adaptive(one: OneModel) -> dict[str, Any] | None:
+    """The section of attacks that know the defence, if any is asked for."""
+    if "none" in one.attack and len(one.attack) > 1:
+        raise InputError("--attack none excludes other attacks.")
+    names = [name for name in one.attack if name not in ("pgd", "none")]
+    if not names:
+        if one.attack_setting or one.surrogate:
+            raise InputError(
+                "--attack-setting and --surrogate are for attacks that know the defence; "
+                "add --attack adaptive."
+            )
+        return None
+    documents = _attacks(names, one)
+    section: dict[str, Any] = {"attacks": documents}
+    if one.points is not None:
+        section["points"] = one.points
+    if "adaptive" not in names:
+        section["checks"] = 0
+    return section
+
+
+def _attacks(names: Sequence[str], one: OneModel) -> list[dict[str, Any]]:
+    """The attacks that are asked for, each with those of the settings that it knows."""
+    from mixup_inference.attacks import get_attack  # noqa: PLC0415
+    from mixup_inference.evaluation.spec_adaptive import standard_attacks  # noqa: PLC0415
+
+    standard = [spec.model_dump(exclude_defaults=True) for spec in standard_attacks()]
+    documents: list[dict[str, Any]] = []
+    for name in names:
+        some = standard if name == "adaptive" else [{"attack": name}]
+        documents += [one for one in some if one["attack"] not in [d["attack"] for d in documents]]
+    settings = dict(map(_setting, one.attack_setting))
+    used: set[str] = set()
+    for document in documents:
+        kind = get_attack(document["attack"])
+        known = settings if kind.group == "peer" else settings.keys() & kind.defaults.keys()
+        document |= {key: settings[key] for key in known}
+        used |= set(known)
+        if document["attack"] == "transfer":
+            document["surrogates"] = [f"surrogate-{i + 1}" for i in range(len(one.surrogate))]
+    if set(settings) - used:
+        raise InputError(f"no attack has the setting {', '.join(sorted(set(settings) - used))}.")
+    if one.surrogate and not any(d["attack"] == "transfer" for d in documents):
+        raise InputError("--surrogate is for transfer attacks; add --attack transfer.")
+    return documents
 
 
 def _name_of(weights: str | None) -> str:

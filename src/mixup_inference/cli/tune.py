@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from mixup_inference.checks import check_number
-from mixup_inference.cli.one_model import OneModel, make_spec, refuse_others
+from mixup_inference.cli.one_model import POINTS, OneModel, make_spec, refuse_knowing, refuse_others
 from mixup_inference.cli.work import open_experiment
 from mixup_inference.defenses import write_preset
 from mixup_inference.evaluation import Tuned, load_spec, tune
@@ -29,7 +29,8 @@ def tune_one(name: str | None, one: OneModel, loss: float, common: Common) -> No
         spec = load_spec(name or "digits")
         model = one.model or next(iter(spec.models))
     else:
-        spec, model = make_spec(one, name, tuning=one.points), "model"
+        refuse_knowing(one)
+        spec, model = make_spec(one, name, tuning=one.points or POINTS), "model"
     experiment = open_experiment(spec, common)
     tuned = tune(experiment, model, one.defense, loss=loss)
     path = experiment.folder / "presets" / f"{model}+{one.defense}.toml"

@@ -72,6 +72,7 @@ def _measure(
     with experiment.progress.task("table", total=cells) as listener.task:
         results = collect(experiment, seconds=time.perf_counter() - started)
     paths = write_results(results, experiment.folder)
+    listener.verdicts(results.get("adaptive"))
     if report or (experiment.folder / "report.html").exists():  # never older than the results
         paths += write_report(results, experiment.folder)[:1]
         paths.append(experiment.folder / "figures")

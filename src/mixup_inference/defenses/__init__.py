@@ -5,6 +5,7 @@ from mixup_inference.defenses.base import (
     RandomizedInference,
     StochasticModule,
     images_at_once,
+    mean_prediction,
 )
 from mixup_inference.defenses.combined import CombinedInference
 from mixup_inference.defenses.crop_resize import CropResize
@@ -39,6 +40,7 @@ __all__ = [
     "get_preset",
     "images_at_once",
     "make_defense",
+    "mean_prediction",
     "read_preset",
     "settings_of",
     "write_preset",

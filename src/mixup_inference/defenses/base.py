@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TypedDict, Unpack
+from collections.abc import Callable, Iterator
+from typing import Self, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +75,22 @@ class StochasticModule(nn.Module, ABC):
     @abstractmethod
     def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
         """The log of the prediction, shape (batch, classes)."""
+
+    @abstractmethod
+    def draw(
+        self, x: Tensor, draws: int, *, index: Tensor | None = None, stream: str | int = 0
+    ) -> Tensor:
+        """Log-probabilities draw by draw, shape (batch, draws, classes): what an attacker averages.
+
+        A defence whose answer is not a mean over draws (MI-Combined) gives one answer made of so
+        many draws, shape (batch, 1, classes).
+        """
+
+    def frozen(self) -> Self:
+        """The same defence with its randomness removed: the same draws for every row and call."""
+        twin = copy.copy(self)
+        twin.fresh = False
+        return twin
 
     def predict_proba(
         self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
@@ -156,12 +173,41 @@ class RandomizedInference(StochasticModule):
         """One entry per sample that ``_transform`` needs (mixup inference: the prediction)."""
         return None
 
-    def average(self, x: Tensor, look: Tensor | None, stream: Stream, index: Tensor) -> Tensor:
-        """Log mean softmax over the draws, in blocks of samples x draws that fit the chunk."""
+    def draw(
+        self, x: Tensor, draws: int, *, index: Tensor | None = None, stream: str | int = 0
+    ) -> Tensor:
+        """Log-probabilities draw by draw, shape (batch, draws, classes)."""
+        check_images(x)
+        check_int(draws, what="draws", least=1)
+        name, index = self._samples(x, index, stream)
+        with _graph_for(x):
+            return torch.cat(list(self._blocks(x, self._look(x), name, index, draws)))
+
+    def average(
+        self,
+        x: Tensor,
+        look: Tensor | None,
+        stream: Stream,
+        index: Tensor,
+        draws: int | None = None,
+    ) -> Tensor:
+        """Log mean softmax over the draws (``self.draws`` by default)."""
+        count = self.draws if draws is None else draws
+        with _graph_for(x):
+            blocks = self._blocks(x, look, stream, index, count)
+            return torch.cat([mean_prediction(block) for block in blocks])
+
+    def _blocks(
+        self, x: Tensor, look: Tensor | None, stream: Stream, index: Tensor, draws: int
+    ) -> Iterator[Tensor]:
+        """Log-probabilities (samples, draws, classes), some samples at a time.
+
+        F sees blocks of samples x draws that fit the chunk.
+        """
         key = make_key(self.seed, *stream)
         chunk = self._chunk_size(x)
-        samples = max(1, chunk // self.draws)
-        all_k = torch.arange(self.draws, device=x.device).split(chunk)
+        samples = max(1, chunk // draws)
+        all_k = torch.arange(draws, device=x.device).split(chunk)
         alone = x.shape[0] <= samples and len(all_k) == 1
 
         def block(x: Tensor, look: Tensor | None, index: Tensor, k: Tensor) -> Tensor:
@@ -169,10 +215,15 @@ class RandomizedInference(StochasticModule):
             log_probs: Tensor = self._classify(images.flatten(0, 1))
             return log_probs.view(*images.shape[:2], -1)
 
-        def rows(part: slice) -> Tensor:
+        for a in range(0, x.shape[0], samples):
+            part = slice(a, a + samples)
             args = x[part], None if look is None else look[part], index[part]
-            draws = [_bounded(block, *args, k, alone=alone) for k in all_k]
-            return torch.logsumexp(torch.cat(draws, dim=1), dim=1) - math.log(self.draws)
+            yield torch.cat([_bounded(block, *args, k, alone=alone) for k in all_k], dim=1)
 
-        with _graph_for(x):
-            return torch.cat([rows(slice(a, a + samples)) for a in range(0, x.shape[0], samples)])
+
+def mean_prediction(log_probs: Tensor) -> Tensor:
+    """The log of the mean over draws of the probabilities, (..., draws, classes) to (..., classes).
+
+    With log-sum-exp, so that gradients survive where probabilities underflow.
+    """
+    return torch.logsumexp(log_probs, dim=-2) - math.log(log_probs.shape[-2])

@@ -76,18 +76,24 @@ class CombinedInference(StochasticModule):
 
     def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
         """The log of the prediction, shape (batch, classes)."""
+        return self.draw(x, self.draws, index=index, stream=stream)[:, 0]
+
+    def draw(
+        self, x: Tensor, draws: int, *, index: Tensor | None = None, stream: str | int = 0
+    ) -> Tensor:
+        """One answer made of so many draws, shape (batch, 1, classes)."""
         check_images(x)
         name, index = self._samples(x, index, stream)
         before = self.detector.base_log_probs(x)
         y_hat = before.detach().argmax(1)
-        after = self.detector.average(x, y_hat, ("detect", *name), index)
+        after = self.detector.average(x, y_hat, ("detect", *name), index, draws)
         answer = before if self.convention == "paper" else after
         score = gap(before.detach(), after.detach(), self.convention)
         rows = torch.nonzero(score > self.threshold).flatten()
-        if len(rows) == 0:
-            return answer
-        defended = self.defender.average(x[rows], y_hat[rows], ("defend", *name), index[rows])
-        return answer.index_copy(0, rows, defended)
+        if len(rows):
+            some = x[rows], y_hat[rows], ("defend", *name), index[rows]
+            answer = answer.index_copy(0, rows, self.defender.average(*some, draws))
+        return answer[:, None]
 
     def extra_repr(self) -> str:
         """What tells this defence from another."""

@@ -17,7 +17,7 @@ from mixup_inference.checks import (
     check_labels,
     check_stored_images,
 )
-from mixup_inference.classifier import count_images, device_of, dtype_of, logits_of
+from mixup_inference.classifier import count_passes, device_of, dtype_of, logits_of
 from mixup_inference.datasets import as_tensors
 from mixup_inference.defenses import StochasticModule
 from mixup_inference.errors import InputError
@@ -77,7 +77,7 @@ def difference(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[float, f
     return value, value - down, value + up
 
 
-def wilson(correct: int, total: int) -> tuple[float, float]:
+def wilson(correct: float, total: float) -> tuple[float, float]:
     """The 95% Wilson score interval of a proportion (no continuity correction).
 
     >>> low, high = wilson(0, 100)
@@ -127,7 +127,7 @@ def evaluate(
     kind = x.dtype if x.is_floating_point() else dtype_of(classifier)
     base = classifier.model if isinstance(classifier, StochasticModule) else classifier
     correct = 0
-    with torch.no_grad(), count_images(base) as images, progress.task("evaluate", len(y)) as task:
+    with torch.no_grad(), count_passes(base) as passes, progress.task("evaluate", len(y)) as task:
         for rows in torch.arange(len(y)).split(batch_size):
             images_of_rows = as_pixels(x[rows].to(device), kind)
             if isinstance(classifier, StochasticModule):
@@ -138,4 +138,4 @@ def evaluate(
             check_labels(y[rows], count=len(rows), classes=out.shape[1])
             correct += int((out.argmax(1).cpu() == y[rows].cpu()).sum())
             task.advance(len(rows))
-    return Accuracy(correct, len(y), images[0] / len(y))
+    return Accuracy(correct, len(y), passes.forward / len(y))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from dataclasses import asdict
 from typing import Any
 
@@ -23,6 +21,7 @@ from mixup_inference.evaluation.detecting import (
     middle,
 )
 from mixup_inference.evaluation.experiment import Experiment
+from mixup_inference.evaluation.pictures import png, top
 from mixup_inference.evaluation.tune import trials_of
 from mixup_inference.evaluation.tuning import pareto
 from mixup_inference.theory import analyze, linearity
@@ -226,26 +225,11 @@ def _gallery(experiment: Experiment, name: str, steps: int) -> Any:
             "label": names[int(test.labels[row])],
             "lam": lam,
             "attack": mode,
-            "perturbation": _png(0.5 + (attacked[i] - clean[i]) / (2 * spec.attack.eps)),
-            "partner": {"image": _png(partner[i])},
-            "defended": _top(after[i], names),
+            "perturbation": png(0.5 + (attacked[i] - clean[i]) / (2 * spec.attack.eps)),
+            "partner": {"image": png(partner[i])},
+            "defended": top(after[i], names),
         }
         for key, (images, log_p) in shown.items():
-            entry[key] = {"image": _png(images[i]), **_top(log_p[i], names)}
+            entry[key] = {"image": png(images[i]), **top(log_p[i], names)}
         entries.append(entry)
     return entries
-
-
-def _top(log_p: Tensor, names: tuple[str, ...]) -> dict[str, Any]:
-    best = int(log_p.argmax())
-    return {"predicted": names[best], "confidence": float(log_p[best].exp())}
-
-
-def _png(image: Tensor) -> str:
-    """A small image as PNG in base64."""
-    from PIL import Image  # noqa: PLC0415
-
-    pixels = image.clamp(0, 1).mul(255).round().byte().cpu().permute(1, 2, 0).numpy()
-    out = io.BytesIO()
-    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(out, format="PNG")
-    return base64.b64encode(out.getvalue()).decode("ascii")

@@ -202,7 +202,7 @@ class Experiment:
             classes=points.classes,
             channels=points.images.shape[1],
             size=side_of(points),
-            seed=self.spec.seed,
+            seed=self.spec.seed_of(name),
         )
 
     def _train(self, name: str) -> tuple[nn.Module, bool]:
@@ -231,7 +231,7 @@ class Experiment:
                 data=self.spec.data.name,
                 recipe=recipe,
                 clean_accuracy=evaluate(model, test.images, test.labels),
-                seed=self.spec.seed,
+                seed=self.spec.seed_of(name),
             )
         return model, done == recipe.epochs
 
@@ -284,24 +284,22 @@ class Experiment:
         """Adversarial examples of the points of a part for a model, by number of steps."""
         if (name, mode, part) not in self._examples:
             self.model(name)
-            started = time.perf_counter()
-            self._examples[name, mode, part], reused = self._attack(name, mode, part)
-            seconds = time.perf_counter() - started
+            assert self.spec.attack is not None
             which = "" if part == "test" else f", {part} points"
-            self.listener.made(f"{mode} attack on {name}{which}", reused=reused, seconds=seconds)
+            tensors, _ = self.tensors(
+                f"{name}-{mode}",
+                f"{mode} attack on {name}{which}",
+                self.examples_identity(name, mode, part),
+                lambda: (self._attack(name, mode, part), {}),
+            )
+            self._examples[name, mode, part] = {
+                steps: tensors[f"PGD-{steps}"] for steps in self.spec.attack.steps
+            }
         return self._examples[name, mode, part]
 
-    def _attack(self, name: str, mode: str, part: str) -> tuple[dict[int, Tensor], bool]:
-        identity, attack = self.examples_identity(name, mode, part), self.spec.attack
+    def _attack(self, name: str, mode: str, part: str) -> dict[str, Tensor]:
+        attack, points = self.spec.attack, self.points[part]
         assert attack is not None
-        path = self.folder / "attacks" / f"{name}-{mode}-{fingerprint(identity)}.safetensors"
-        if path.exists():
-            try:
-                tensors, _ = read_tensors(path)
-                return {steps: tensors[f"PGD-{steps}"] for steps in attack.steps}, True
-            except (InputError, KeyError) as error:
-                self.listener.warn(f"{error} Attacking {name} again.")
-        points = self.points[part]
         examples = pgd(
             self.model(name),
             points.pixels.to(self.device),
@@ -318,9 +316,7 @@ class Experiment:
             batch_size=self.batch_size,
             progress=self.progress,
         )
-        examples = {steps: tensor.cpu() for steps, tensor in examples.items()}
-        write_tensors(path, {f"PGD-{s}": t for s, t in examples.items()}, identity)
-        return examples, False
+        return {f"PGD-{steps}": tensor.cpu() for steps, tensor in examples.items()}
 
     # Measuring
 
@@ -380,6 +376,36 @@ class Experiment:
         write_json(path, {"identity": identity, "value": compute()})
         self.listener.made(what, reused=False, seconds=time.perf_counter() - started)
         return json.loads(path.read_text(encoding="utf-8"))["value"]
+
+    def tensors(
+        self,
+        name: str,
+        what: str,
+        identity: dict[str, Any],
+        compute: Callable[[], tuple[dict[str, Tensor], dict[str, Any]]],
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Examples of an attack, and facts about them; from the folder if they are there.
+
+        The facts get the seconds that it took.
+        """
+        path = self.folder / "attacks" / f"{name}-{fingerprint(identity)}.safetensors"
+        if path.exists():
+            try:
+                tensors, header = read_tensors(path)
+                facts = header["facts"]
+                self.listener.made(what, reused=True, seconds=0.0)
+                return tensors, facts
+            except KeyError:
+                self.listener.warn(f"{path} is of another version. Making the {what} again.")
+            except InputError as error:
+                self.listener.warn(f"{error} Making the {what} again.")
+        started = time.perf_counter()
+        tensors, facts = compute()
+        seconds = time.perf_counter() - started
+        facts = facts | {"seconds": round(seconds, 3)}
+        write_tensors(path, tensors, {"identity": identity, "facts": facts})
+        self.listener.made(what, reused=False, seconds=seconds)
+        return tensors, facts
 
     def defense(self, row: RowSpec) -> nn.Module:
         """The defended model of a row."""

@@ -1,9 +1,9 @@
 """What an experiment would compute: forward and backward passes, and an estimate of the time.
 
 Nothing is trained, attacked or downloaded. The passes are counted exactly, but for what depends on
-the data and is counted at its most: the second half of MI-Combined, and the theory. The few passes
-of the gallery and of checks are left out. The time follows from the speed of the network on this
-machine, measured for a second or two.
+the data and is counted at its most: the second half of MI-Combined, and the theory. The passes of
+galleries, of detectors under attack, and of the checks that an attack works are left out. The time
+follows from the speed of the network on this machine, measured for a second or two.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.classifier import count_images, logits_of
+from mixup_inference.classifier import count_passes, logits_of
 from mixup_inference.datasets import Shape
 from mixup_inference.defenses import make_defense
 from mixup_inference.errors import InputError
+from mixup_inference.evaluation.adaptive.bench import adaptive_rows
+from mixup_inference.evaluation.attack_plan import adaptive_work
 from mixup_inference.evaluation.experiment import Blank
 from mixup_inference.evaluation.networks import build_network
 from mixup_inference.evaluation.spec import RowSpec, Spec
@@ -81,7 +83,20 @@ def plan(spec: Spec, shape: Shape) -> list[Work]:
         passes_of_row = defense_passes(row, spec.draws, shape)
         forward = passes_of_row * spec.data.test * columns
         work.append(Work("measure", row.title, row.model, forward))
-    return work + [part for name in spec.figure_models for part in _figures(spec, shape, name)]
+    work += [part for name in spec.figure_models for part in _figures(spec, shape, name)]
+    return work + _adaptive(spec, shape)
+
+
+def _adaptive(spec: Spec, shape: Shape) -> list[Work]:
+    """The attacks that know the defence, with judging."""
+    if spec.adaptive is None:
+        return []
+    rows = adaptive_rows(spec.rows, spec.adaptive.rows)
+    judging = {row.title: defense_passes(row, spec.draws, shape) for row in rows}
+    return [
+        Work("adaptive", title, model, passes.forward, passes.backward)
+        for title, model, passes in adaptive_work(spec, shape, judging)
+    ]
 
 
 def _figures(spec: Spec, shape: Shape, name: str) -> list[Work]:
@@ -143,9 +158,9 @@ def defense_passes(row: RowSpec, draws: int, shape: Shape) -> int:
     if row.defense != "none":
         settings["draws"] = draws
     defense = make_defense(row.defense, blank, pool, **settings)
-    with torch.no_grad(), count_images(blank) as images:
+    with torch.no_grad(), count_passes(blank) as passes:
         defense(image)
-    return images[0]
+    return passes.forward
 
 
 def measure_speeds(spec: Spec, shape: Shape, device: str = "cpu") -> dict[str, Speed]:

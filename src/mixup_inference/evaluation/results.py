@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mixup_inference.evaluation.accuracy import Accuracy, cell_entry
+from mixup_inference.evaluation.adaptive import adaptive
 from mixup_inference.evaluation.analysis import analyses
 from mixup_inference.evaluation.experiment import Experiment
 from mixup_inference.version import __version__
@@ -54,6 +55,7 @@ def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
             for name, epochs in trained.items()
         },
         "figures": analyses(experiment),
+        "adaptive": adaptive(experiment),
         "points": {name: len(part) for name, part in experiment.points.items()},
         "spec": spec.model_dump(mode="json", exclude_none=True),
         "seed": spec.seed,

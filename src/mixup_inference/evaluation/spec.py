@@ -10,40 +10,25 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from torch import nn
 
+from mixup_inference.attacks import check_peer, get_attack
 from mixup_inference.checks import check_number
 from mixup_inference.datasets import check_name
 from mixup_inference.defenses import get_preset, make_defense, settings_of
 from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.evaluation.spec_adaptive import AdaptiveSpec, KnowingSpec
+from mixup_inference.evaluation.spec_table import Count, Name, NotNegative, Positive, Table
 from mixup_inference.evaluation.tuning import grid_of
 from mixup_inference.models import MODELS
 from mixup_inference.pool import Pool
 from mixup_inference.training import Recipe
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[int, Field(ge=0)]
 LAMS = tuple(tenth / 10 for tenth in range(1, 10))
 
 
-class _Table(BaseModel):
-    """A TOML table in which an unknown key is an error that names the nearest known one."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, value: Any) -> Any:
-        if isinstance(value, dict) and cls.model_config.get("extra") == "forbid":
-            for key in value.keys() - cls.model_fields.keys():
-                raise unknown_name("key", key, cls.model_fields)
-        return value
-
-
-class DataSpec(_Table):
+class DataSpec(Table):
     """Which data set, and how many points for what; the rest is for training and the pool."""
 
     name: str
@@ -59,7 +44,7 @@ class DataSpec(_Table):
         return self
 
 
-class NetworkSpec(_Table):
+class NetworkSpec(Table):
     """Which network; further keys are passed to it.
 
     The name is one of the registry's, or ``package.module:factory``, a function of the user's.
@@ -86,7 +71,7 @@ class NetworkSpec(_Table):
         return self
 
 
-class TrainingSpec(_Table):
+class TrainingSpec(Table):
     """Settings of a training; what is left out has the defaults of ``Recipe``."""
 
     objective: Literal["erm", "mixup", "at", "iat"] | None = None
@@ -115,15 +100,19 @@ class TrainingSpec(_Table):
 
 
 class ModelSpec(TrainingSpec):
-    """A model: how it is trained, or the weights that it is brought with."""
+    """A model: how it is trained, or the weights that it is brought with.
+
+    ``seed``: of its start and its training, if it is to be another than the experiment's.
+    """
 
     weights: str | None = None
     network: NetworkSpec | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
     @property
     def training(self) -> dict[str, Any]:
         """The settings of its training that are its own."""
-        return self.model_dump(exclude_none=True, exclude={"weights", "network"})
+        return self.model_dump(exclude_none=True, exclude={"weights", "network", "seed"})
 
     @model_validator(mode="after")
     def _valid(self) -> ModelSpec:
@@ -134,7 +123,7 @@ class ModelSpec(TrainingSpec):
         return self
 
 
-class AttackSpec(_Table):
+class AttackSpec(Table):
     """The oblivious attack: PGD on the undefended model."""
 
     eps: Positive
@@ -161,7 +150,7 @@ class AttackSpec(_Table):
         return self
 
 
-class RowSpec(_Table):
+class RowSpec(Table):
     """One row of the table: a model and a defence; further keys are the defence's settings.
 
     ``preset`` names a row of the paper's parameter tables in their stead.
@@ -203,7 +192,7 @@ class RowSpec(_Table):
         return self
 
 
-class FiguresSpec(_Table):
+class FiguresSpec(Table):
     """What is measured beside the table, for the figures and the theory page of the report.
 
     ``models``: of these (all in the table by default). ``lams``: over these mixing ratios.
@@ -238,7 +227,7 @@ def _with_preset(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, "defense": preset.kind, **preset.settings}
 
 
-class Spec(_Table):
+class Spec(Table):
     """A whole experiment: train, attack, defend, measure, report."""
 
     name: Name
@@ -252,6 +241,7 @@ class Spec(_Table):
     models: Annotated[dict[Name, ModelSpec], Field(min_length=1)]
     attack: AttackSpec | None = None
     figures: FiguresSpec | None = None
+    adaptive: AdaptiveSpec | None = None
     rows: Annotated[tuple[RowSpec, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -271,11 +261,30 @@ class Spec(_Table):
                 raise unknown_name("model in figures:", name, self.models)
         if self.figures is not None and (self.attack is None or self.data.test < 2):
             raise InputError("'figures' needs an attack and at least two test points.")
+        if self.adaptive is not None:
+            self._check_adaptive(self.adaptive)
         titles = [row.title for row in self.rows]
         for title in titles:
             if titles.count(title) > 1:
                 raise InputError(f"two rows have the title {title!r}; titles must differ.")
         return self
+
+    def _check_adaptive(self, adaptive: AdaptiveSpec) -> None:
+        if self.attack is None:
+            raise InputError("'adaptive' needs an attack, for its eps and norm.")
+        for attack in adaptive.attacks:
+            if get_attack(attack.attack).group == "peer":
+                check_peer(attack.attack, norm=self.attack.norm)
+        titles = [row.title for row in self.rows]
+        for title in adaptive.rows:
+            if title not in titles:
+                raise unknown_name("row in adaptive:", title, titles)
+        named = [name for attack in adaptive.attacks for name in attack.surrogates]
+        for name in (*adaptive.detectors, *named):
+            if name not in self.models:
+                raise unknown_name("model in adaptive:", name, self.models)
+        if adaptive.detectors and self.data.calibration < 20:
+            raise InputError("detectors need at least 20 calibration points in [data].")
 
     @property
     def used_models(self) -> list[str]:
@@ -284,8 +293,12 @@ class Spec(_Table):
 
     @property
     def needed_models(self) -> list[str]:
-        """The models that the table or the figures have."""
+        """The models that the table, the figures or the adaptive attacks have."""
         used = {*self.used_models, *self.figure_models}
+        if self.adaptive is not None:
+            used |= set(self.adaptive.detectors)
+            for attack in self.adaptive.attacks:
+                used |= set(self.surrogates(attack))
         return [name for name in self.models if name in used]
 
     @property
@@ -294,6 +307,20 @@ class Spec(_Table):
         if self.figures is None:
             return []
         return list(self.figures.models) or self.used_models
+
+    def surrogates(self, attack: KnowingSpec, model: str | None = None) -> list[str]:
+        """The models that a transfer attack on a model is crafted on: all others by default."""
+        if attack.attack != "transfer":
+            return []
+        return [name for name in attack.surrogates or self.models if name != model]
+
+    def attack_applies(self, attack: KnowingSpec, row: RowSpec) -> bool:
+        """Whether an attack that knows the defence makes sense for a row."""
+        if attack.attack == "transfer" and not self.surrogates(attack, row.model):
+            return False
+        if attack.attack == "official-adaptive" and self.attack and self.attack.norm != "linf":
+            return False
+        return get_attack(attack.attack).applies_to(row.defense)
 
     def network_of(self, model: str) -> NetworkSpec | None:
         """A model's own network, or else the common one; None when its weights bring it."""
@@ -307,7 +334,12 @@ class Spec(_Table):
     def recipe(self, model: str) -> Recipe:
         """The training of one model: its own settings over the common ones."""
         common = self.training.model_dump(exclude_none=True)
-        return Recipe(**(common | self.models[model].training), seed=self.seed)
+        return Recipe(**(common | self.models[model].training), seed=self.seed_of(model))
+
+    def seed_of(self, model: str) -> int:
+        """The seed of a model's start and training."""
+        own = self.models[model].seed
+        return self.seed if own is None else own
 
     def smoke(self) -> Spec:
         """The same experiment cut down to see it run from end to end.
@@ -324,6 +356,13 @@ class Spec(_Table):
             document["models"][name] = model | (one_step if self.is_trained(name) else {})
         if self.attack is not None:
             document["attack"]["steps"] = (1,)
+        if self.adaptive is not None:
+            document["adaptive"] |= {"points": 8, "repeats": 2, "checks": 0, "gallery": 1}
+            document["adaptive"] |= {"detectors": (), "samples": self.adaptive.samples[:1]}
+            document["adaptive"] |= {"figure_points": 4, "figure_steps": 1}
+            document["adaptive"]["attacks"] = [
+                attack.smoke().model_dump() for attack in self.adaptive.attacks
+            ]
         if self.figures is not None:
             document["figures"] |= {"points": 32, "pairs": 16, "lams": (0.5,), "gallery": 2}
         return Spec.model_validate(document)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,6 +12,7 @@ from mixup_inference.evaluation.accuracy import Accuracy, cell_entry
 from mixup_inference.evaluation.listener import Column, Listener
 from mixup_inference.evaluation.spec import RowSpec, Spec
 from mixup_inference.progress import Task
+from mixup_inference.reporting.adaptive import WARNING, verdict_lines
 from mixup_inference.reporting.tables import heading, percent, with_margin
 
 
@@ -50,6 +52,11 @@ class ConsoleListener(Listener):
     def warn(self, message: str) -> None:
         """Something was found broken and is made anew."""
         self.say(f"warning: {message}", style="yellow")
+
+    def verdicts(self, adaptive: dict[str, Any] | None) -> None:
+        """What is left against attackers who know the defence; failed checks as warnings."""
+        for line in verdict_lines(adaptive):
+            self.say(line, style="yellow" if line.startswith(WARNING) else "")
 
     def _count(self, *, reused: bool) -> None:
         self.reused += reused

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from mixup_inference.evaluation.accuracy import difference
 from mixup_inference.evaluation.detecting import middle
+from mixup_inference.reporting.adaptive import headline
 from mixup_inference.reporting.tables import last_of_each_mode, percent
 
 Verdict = Literal["holds", "does not hold", "undecided"]
@@ -48,7 +49,8 @@ def summary(results: dict[str, Any]) -> list[str]:
     ]
     told = {row["title"]: _effect(results, row, base) for row, base in pairs}
     same = [title for title, effect in told.items() if effect == "makes no measurable difference"]
-    sentences = [_tested(results)]
+    known = headline(results.get("adaptive"))
+    sentences = [_tested(results), *([known] if known else [])]
     sentences += [
         _helps(results, r, b, told[r["title"]]) for r, b in pairs if r["title"] not in same
     ]

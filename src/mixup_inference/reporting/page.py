@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mixup_inference.evaluation.detecting import middle
+from mixup_inference.reporting.adaptive import block, told
 from mixup_inference.reporting.figures import draw, linearity
 from mixup_inference.reporting.figures.accuracy import said
 from mixup_inference.reporting.figures.chart import inline
@@ -18,6 +19,7 @@ from mixup_inference.reporting.tables import caption, heading, percent
 def page(results: dict[str, Any], figures: Mapping[str, str]) -> str:
     """The report of one run, with its figures as SVG elements by name."""
     models = results.get("figures") or {}
+    adaptive = results.get("adaptive")
     return _render(
         "report.html",
         results=results,
@@ -25,6 +27,8 @@ def page(results: dict[str, Any], figures: Mapping[str, str]) -> str:
         summary=summary(results),
         claims=claims(results),
         best=best(results),
+        adaptive=adaptive,
+        known=block(adaptive) if adaptive else None,
         columns=results["columns"],
         models=models,
         has=_parts(models),
@@ -129,5 +133,6 @@ def _render(template: str, **context: Any) -> str:
         "ratios": ratios,
         "said": said,
         "shown_scores": shown_scores,
+        "told": told,
     }
     return environment.get_template(template).render(**context)

@@ -10,15 +10,18 @@ from mixup_inference.files import write_json, write_text
 from mixup_inference.reporting.figures import charts, draw, write_chart
 from mixup_inference.reporting.figures.chart import inline
 from mixup_inference.reporting.page import comparison, page
-from mixup_inference.reporting.tables import as_csv, markdown
+from mixup_inference.reporting.tables import adaptive_csv, as_csv, markdown
 
 
 def write_results(results: dict[str, Any], folder: Path) -> list[Path]:
-    """Write results.json and the table; returns the paths."""
+    """Write results.json and the tables; returns the paths."""
     paths = [folder / name for name in ("results.json", "table.md", "table.csv")]
     write_json(paths[0], results)
     write_text(paths[1], markdown(results))
     write_text(paths[2], as_csv(results))
+    if results.get("adaptive"):
+        paths.append(folder / "adaptive.csv")
+        write_text(paths[3], adaptive_csv(results["adaptive"]))
     return paths
 
 

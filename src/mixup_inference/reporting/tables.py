@@ -1,4 +1,4 @@
-"""The table as Markdown, CSV, and lines for the terminal, all from results.json's contents."""
+"""The tables as Markdown, CSV, and lines for the terminal, all from results.json's contents."""
 
 from __future__ import annotations
 
@@ -7,6 +7,17 @@ import io
 import math
 from collections.abc import Sequence
 from typing import Any
+
+from mixup_inference.reporting.adaptive import (
+    attack_columns,
+    cost,
+    dashes,
+    judged,
+    tally,
+    verdict_lines,
+)
+
+PASSES = ("forward", "backward")
 
 
 def percent(share: float, total: float = 0) -> str:
@@ -53,22 +64,53 @@ def last_of_each_mode(columns: Sequence[str]) -> list[str]:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The table with intervals, for a README or a paper's appendix."""
+    """The tables with intervals, for a README or a paper's appendix."""
     columns = results["columns"]
     head = ["Method", *(heading(c) for c in columns), "Passes per image"]
+    rows = []
+    for row in results["rows"]:
+        cells = [with_interval(row["cells"][c]) for c in columns]
+        rows.append([row["title"], *cells, f"{row['passes_per_image']:.1f}"])
     lines = [
         f"# {results['title']}",
         "",
         caption(results),
         "",
-        "| " + " | ".join(head) + " |",
-        "|" + "---|" + "---:|" * (len(head) - 1),
+        *_table(head, rows),
     ]
-    for row in results["rows"]:
-        cells = [with_interval(row["cells"][c]) for c in columns]
-        title = row["title"].replace("|", "\\|")
-        lines.append("| " + " | ".join([title, *cells, f"{row['passes_per_image']:.1f}"]) + " |")
+    if results.get("adaptive"):
+        lines += ["", *_adaptive(results["adaptive"])]
     return "\n".join(lines) + "\n"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table's lines: words in the first column, numbers in all others."""
+    written = (" | ".join(cell.replace("|", "\\|") for cell in row) for row in (head, *rows))
+    lines = [f"| {line} |" for line in written]
+    return [lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:]]
+
+
+def _adaptive(adaptive: dict[str, Any]) -> list[str]:
+    """The second table: attackers who know the defence, the verdicts and the failed checks."""
+    columns = attack_columns(adaptive)
+    total = {"total": adaptive["points"]}
+    head = ["Method", *(f"{c.over}: {c.short}" if c.over else c.title for c in columns)]
+    rows = []
+    for number, row in enumerate(adaptive["rows"]):
+        cells = [column.cells[number] for column in columns]
+        told = [with_interval(cell | total) if cell else "\N{EN DASH}" for cell in cells]
+        forward, backward = cost(row)
+        rows.append([row["title"], *told, f"{forward:,.0f} / {backward:,.0f}", tally(row)])
+    return [
+        "## Attackers who know the defence",
+        "",
+        judged(adaptive),
+        "",
+        *(f"- {line}" for line in verdict_lines(adaptive)),
+        "",
+        *_table([*head, "Passes per point, forward / backward", "Checks"], rows),
+        *(["", "A dash: not run. " + " ".join(dashes(adaptive))] if dashes(adaptive) else []),
+    ]
 
 
 def caption(results: dict[str, Any]) -> str:
@@ -98,4 +140,26 @@ def as_csv(results: dict[str, Any]) -> str:
         numbers = [f"{c[key]:.4f}" for c in cells for key in ("accuracy", "low", "high")]
         passes = f"{row['passes_per_image']:.2f}"
         writer.writerow([row["title"], row["model"], row["defense"], *numbers, passes])
+    return out.getvalue()
+
+
+def adaptive_csv(adaptive: dict[str, Any]) -> str:
+    """One line for each row and attack, its clean accuracy and worst case among them (shares)."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        ["row", "attack", "group", "accuracy", "low", "high", "any_draw", *PASSES, "seconds"]
+    )
+    for row in adaptive["rows"]:
+        entries = [
+            {"title": "clean", "group": "clean", "robust": row["clean"]},
+            *row["attacks"],
+            {"title": "worst case", "group": "worst", "robust": row["worst"]["robust"]},
+        ]
+        for entry in entries:
+            robust = entry["robust"]
+            shares = [robust[key] for key in ("accuracy", "low", "high")]
+            numbers = [f"{share:.4f}" for share in (*shares, robust["any_draw"]["accuracy"])]
+            spent = [entry.get(key, "") for key in (*PASSES, "seconds")]
+            writer.writerow([row["title"], entry["title"], entry["group"], *numbers, *spent])
     return out.getvalue()

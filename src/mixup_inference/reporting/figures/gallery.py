@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mixup_inference.reporting.figures.chart import Chart, Row
-from mixup_inference.reporting.figures.style import distinct, only
+from mixup_inference.reporting.figures.style import distinct
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,38 +18,50 @@ SHOWN = ("clean", "perturbation", "adversarial", "mixed")
 
 def gallery(model: str, entry: dict[str, Any]) -> Chart:
     """The examples, one per column, as the paper's kind of figure."""
+    found = entry["gallery"]
+    title = f"Examples: {model}, {found[0]['attack']} PGD-{entry['steps']}, λ = {found[0]['lam']:g}"
+    rows = [
+        row
+        for one in found
+        for row in shown_rows(one, SHOWN, model=model, attack=one["attack"], lam=one["lam"])
+    ]
+    return Chart(f"gallery-{model}", title, rows, paint_gallery, (gallery_width(found), 7.4))
+
+
+def gallery_width(columns: list[Any]) -> float:
+    """Inches for so many columns."""
+    return max(5.5, 1.35 * len(columns) + 0.5)
+
+
+def shown_rows(entry: dict[str, Any], shown: Sequence[str], **common: Any) -> list[Row]:
+    """One example's pictures as tidy rows, each with the answer that it got, if any."""
     rows = []
-    for found in entry["gallery"]:
-        for shown in SHOWN:
-            part = found[shown]
-            answered = part if isinstance(part, dict) else {"image": part}
-            row: Row = {"model": model, "attack": found["attack"], "lam": found["lam"]}
-            row |= {"point": found["point"], "label": found["label"], "shown": shown}
-            row |= {"predicted": answered.get("predicted")}
-            row |= {"confidence": answered.get("confidence"), "image": answered["image"]}
-            rows.append(row)
-    first = entry["gallery"][0]
-    title = f"Examples: {model}, {first['attack']} PGD-{entry['steps']}, λ = {first['lam']:g}"
-    width = max(5.5, 1.35 * len(entry["gallery"]) + 0.5)
-    return Chart(f"gallery-{model}", title, rows, _paint_gallery, (width, 7.4))
+    for name in shown:
+        part = entry[name]
+        answered = part if isinstance(part, dict) else {"image": part}
+        row: Row = common | {"point": entry["point"], "label": entry["label"], "shown": name}
+        row |= {key: answered.get(key) for key in ("predicted", "confidence", "image")}
+        rows.append(row)
+    return rows
 
 
-def _paint_gallery(figure: Figure, rows: list[Row]) -> None:
-    examples = distinct(rows, "point")
-    grid = figure.subplots(len(SHOWN), len(examples), squeeze=False)
-    for line, shown in zip(grid, SHOWN, strict=True):
-        for axes, row in zip(line, only(rows, shown=shown), strict=True):
-            axes.imshow(pixels(row["image"]), cmap="gray", vmin=0, vmax=255, interpolation="none")
-            axes.set_xticks([])
-            axes.set_yticks([])
-            axes.spines[:].set_visible(True)
-            above = f"true: {row['label']}" if shown == SHOWN[0] else ""
-            axes.set_title(above, fontsize=9, parse_math=False)
-            if row["predicted"] is not None:
-                below = f"{row['predicted']}\n{100 * row['confidence']:.0f}%"
-                axes.set_xlabel(below, fontsize=9, parse_math=False)
-        name = "perturbation,\nmagnified" if shown == "perturbation" else shown
-        line[0].set_ylabel(name)
+def paint_gallery(figure: Figure, rows: list[Row]) -> None:
+    """Examples from left to right, what is shown of them from top to bottom."""
+    columns, lines = distinct(rows, "point"), distinct(rows, "shown")
+    grid = figure.subplots(len(lines), len(columns), squeeze=False)
+    for row in rows:
+        axes = grid[lines.index(row["shown"]), columns.index(row["point"])]
+        axes.imshow(pixels(row["image"]), cmap="gray", vmin=0, vmax=255, interpolation="none")
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.spines[:].set_visible(True)
+        above = f"true: {row['label']}" if row["shown"] == lines[0] else ""
+        axes.set_title(above, fontsize=9, parse_math=False)
+        if row["predicted"] is not None:
+            below = f"{row['predicted']}\n{100 * row['confidence']:.0f}%"
+            axes.set_xlabel(below, fontsize=9, parse_math=False)
+    for axes, shown in zip(grid[:, 0], lines, strict=True):
+        axes.set_ylabel("perturbation,\nmagnified" if shown == "perturbation" else shown)
 
 
 def pixels(image: str) -> Any:

@@ -1,0 +1,241 @@
+"""Attacks of foolbox, torchattacks, ART and AutoAttack by name, on our defences."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+import random
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mixup_inference.attacks.ball import Ball, Norm
+from mixup_inference.attacks.job import Attacked, Batch, Common, Found, run
+from mixup_inference.attacks.losses import get_loss
+from mixup_inference.attacks.peer_runners import RUNNERS, SINGLE, Job, norm_of, takes
+from mixup_inference.attacks.victim import Averaged, seeded
+from mixup_inference.checks import check_images, check_int, check_labels
+from mixup_inference.classifier import eval_mode
+from mixup_inference.draws import derive_seed
+from mixup_inference.errors import InputError, MixupInferenceWarning, unknown_name
+
+#: Where the attacks of each library are, and how to install it.
+LIBRARIES = {
+    "art": ("art.attacks.evasion", "pip install mixup-inference[peers]"),
+    "autoattack": ("pyautoattack", "pip install mixup-inference[peers]"),
+    "foolbox": ("foolbox.attacks", "pip install mixup-inference[peers]"),
+    "torchattacks": ("torchattacks", "pip install --no-deps torchattacks"),
+}
+_VERSIONS = ["plus", "rand", "standard"]
+_AUTOATTACK = ["eot_iter", "n_iter", "n_queries", "n_restarts", "n_target_classes", "p_init", "rho"]
+_SLACK = 1e-5  # how far outside of its ball a library may end by rounding
+
+
+def peer_attack(
+    defense: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    attack: str = "foolbox:LinfPGD",
+    draws: int = 10,
+    settings: Mapping[str, Any] | None = None,
+    **options: Unpack[Common],
+) -> Attacked:
+    """An attack of another library, on the log of the mean prediction over K fresh draws.
+
+    The library sees a plain classifier (``Averaged``); its examples are judged as all others are.
+    That matters: AutoAttack, also in its "rand" version, takes a point as broken after a single
+    wrong answer and stops there, so lucky draws count; and what it does not break stays at x.
+
+    eps, norm and targets are handed over in each library's own way; all else has its defaults,
+    with step sizes in their usual ratio to eps. Attacks that look for the nearest example instead
+    (DeepFool, C&W, DDN, ...) ignore eps; what they find is moved to the nearest point of the ball,
+    where it may no longer fool. Where a library returns NaN, the pixel stays what it was.
+
+    The libraries' randomness is torch's, NumPy's and Python's global one, seeded for each batch
+    and put back afterwards. They drop and reorder points, so draws belong to a row of a call here:
+    the same settings give the same examples, another batch size gives others. The loss is the
+    cross-entropy of the mean prediction; its trace has x and the example.
+
+    Args:
+        defense: a defence, or any classifier.
+        x: clean images in [0, 1].
+        y: the true labels.
+        attack: the library and its name for the attack, see ``peer_names``: "foolbox:LinfPGD",
+            "torchattacks:APGD", "art:SquareAttack", "autoattack:apgd-ce". AutoAttack's "rand"
+            averages 20 gradients by itself: give it draws=1.
+        draws: K.
+        settings: keyword arguments of the library's class; for AutoAttack n_iter, n_restarts,
+            eot_iter, n_queries, n_target_classes, p_init, rho.
+        **options: see ``Common``.
+    """
+    library, _, name = attack.partition(":")
+    settings = dict(settings or {})
+    maker = check_peer(attack, settings, norm=options.get("norm", "linf"))
+    draws = check_int(draws, what="draws", least=1)
+    seed = check_int(options.get("seed", 0), what="seed", least=0)
+    model = _Boxed(defense, check_images(x).detach(), draws=draws, seed=seed)
+
+    def craft(batch: Batch) -> Found:
+        log_p = batch.victim.log_probs(batch.x, batch.index, draws, "first")
+        check_labels(batch.y, count=len(batch.y), classes=log_p.shape[2])
+        key = derive_seed(seed, "peer", attack, int(batch.index[0])) % 2**32
+        job = Job(name, maker, model, batch, log_p.shape[2], key, settings)
+        with _lent(defense, key, x.device), _translated(attack):
+            out = RUNNERS[library](job).detach().to(x)
+        examples = _inside(attack, batch, out, bounded=norm_of(maker) is not None)
+        batch.tick()
+        first = get_loss("ce")(log_p, batch.y, batch.target)
+        last = batch.loss(examples, "ce", draws, "last")
+        return Found(examples, last, torch.stack([first, last]))
+
+    return run(attack, defense, x, y, craft, draws=draws, ticks=1, **options)
+
+
+def peer_names(library: str) -> list[str]:
+    """The attacks of a library that ``peer_attack`` knows, without the library's name."""
+    module = _import(library)
+    if library == "autoattack":
+        return sorted(SINGLE + _VERSIONS)
+    if library == "torchattacks":
+        return sorted(set(module.__all__) - set(module.__wrapper__))
+    if library == "foolbox":
+        return _classes(module, module.Attack)
+    classifier = importlib.import_module("art.estimators.classification").PyTorchClassifier
+    names = _classes(module, importlib.import_module("art.attacks.attack").EvasionAttack)
+
+    def fits(name: str) -> bool:
+        needs = getattr(module, name)._estimator_requirements
+        return "TensorFlow" not in name and all(issubclass(classifier, need) for need in needs)
+
+    return [name for name in names if fits(name)]
+
+
+def library_version(attack: str) -> str | None:
+    """The version of the library that ``library:Name`` belongs to; None for attacks of ours."""
+    packages = {"art": "adversarial-robustness-toolbox", "autoattack": "pyautoattack"}
+    library, colon, _ = attack.partition(":")
+    return importlib.metadata.version(packages.get(library, library)) if colon else None
+
+
+def check_peer(
+    attack: str, settings: Mapping[str, Any] | None = None, *, norm: Norm | None = None
+) -> Any:
+    """The class of an attack; refuses a missing library, unknown names, settings and norms."""
+    library, _, name = attack.partition(":")
+    module, names = _import(library), peer_names(library)
+    if name not in names:
+        raise unknown_name(f"{library} attack", name, names)
+    maker = module.AutoAttack if library == "autoattack" else getattr(module, name)
+    ours = {"eps", "max_epsilon", "norm", "seed", "targeted"}
+    known = set(takes(maker)) - ours - {"model", "estimator", "classifier"}
+    if library == "autoattack":
+        known = set(_AUTOATTACK)
+    for setting in settings or {}:
+        if setting in ours:
+            raise InputError(f"{setting} is an option of peer_attack, not a setting of {attack}.")
+        if setting not in known:
+            raise unknown_name(f"setting of {attack}", setting, known)
+    if norm is not None:
+        _check_norm(attack, maker, norm)
+    return maker
+
+
+class _Boxed(Averaged):
+    """For attacks that look outside of [0, 1]: they see the nearest image, gradients pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log-probabilities, shape (batch, classes)."""
+        return super().forward(x + (x.clamp(0, 1) - x).detach())
+
+
+@contextmanager
+def _lent(module: nn.Module, seed: int, device: torch.device) -> Iterator[None]:
+    """Lend a module to a library, with seeds; afterwards it and all generators are as before."""
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    for weight in weights:
+        weight.requires_grad = False
+    try:
+        with (
+            eval_mode(module) if module.training else nullcontext(),
+            _same_states(),
+            seeded(seed, device),
+            torch.enable_grad(),
+        ):
+            random.seed(seed)
+            np.random.seed(seed)  # noqa: NPY002
+            yield
+    finally:
+        for weight in weights:
+            weight.requires_grad = True
+
+
+@contextmanager
+def _same_states() -> Iterator[None]:
+    """Put Python's and NumPy's generators back as they were."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+
+
+@contextmanager
+def _translated(attack: str) -> Iterator[None]:
+    """What a library refuses, in our words."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (TypeError, ValueError, AssertionError, NotImplementedError) as error:
+        raise InputError(f"{attack} refuses this model or these settings: {error!r}.") from error
+
+
+def _inside(attack: str, batch: Batch, out: Tensor, *, bounded: bool) -> Tensor:
+    """The library's images in our ball; a word when one that was told of the ball left it."""
+    if out.shape != batch.x.shape:
+        raise InputError(f"{attack} gave shape {tuple(out.shape)}, not {tuple(batch.x.shape)}.")
+    out = torch.where(out.isfinite(), out, batch.x)
+    inside = batch.ball.project(batch.x, out)
+    far = float((out - inside).abs().max())
+    if bounded and far > _SLACK:
+        warnings.warn(
+            f"{attack} left the {batch.ball.norm} ball by {far:.2g} in a pixel; it was put back.",
+            MixupInferenceWarning,
+            stacklevel=2,
+        )
+    return inside
+
+
+def _import(library: str) -> Any:
+    if library not in LIBRARIES:
+        raise unknown_name("attack library", library, LIBRARIES)
+    place, how = LIBRARIES[library]
+    try:
+        with _same_states():  # ART draws when it is imported
+            return importlib.import_module(place)
+    except ImportError as error:
+        raise InputError(f"{place} cannot be imported: {error}. Run `{how}`.") from error
+
+
+def _classes(module: Any, kind: type) -> list[str]:
+    found = inspect.getmembers(module, inspect.isclass)
+    return [name for name, one in found if issubclass(one, kind) and not inspect.isabstract(one)]
+
+
+def _check_norm(attack: str, maker: Any, norm: Norm) -> None:
+    Ball(norm, 0.0)  # which knows what norms there are
+    known = norm_of(maker)
+    if known not in (None, "any", norm):
+        raise InputError(
+            f"{attack} is bounded in {known}, not in {norm}; give norm={known!r}."
+            if known in ("linf", "l2")
+            else f"{attack} is bounded in {known}; only linf and l2 are known here."
+        )

@@ -1,0 +1,80 @@
+"""All attacks on one row, the worst case over them, and the checks that they work."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mixup_inference.attacks import eot_pgd, get_attack
+from mixup_inference.evaluation.adaptive.bench import KNOWS_THE_SEED, Bench, Record
+from mixup_inference.evaluation.attack_checks import check_attack
+from mixup_inference.evaluation.robust import RobustAccuracy, worst_case
+from mixup_inference.evaluation.spec import RowSpec
+from mixup_inference.files import hash_tensors
+
+#: What the checks vary, or hand on by itself.
+EFFORT = ("steps", "draws", "loss")
+
+
+def measure_row(bench: Bench, row: RowSpec) -> tuple[dict[str, Any], Tensor]:
+    """All attacks on a row, and its verdicts under the worst of them."""
+    whole = bench.experiment.spec
+    records = [
+        bench.record(row, attack)
+        for attack in bench.spec.candidates
+        if whole.attack_applies(attack, row)
+    ]
+    fair = {r.attack.name: r for r in records if r.group != KNOWS_THE_SEED}
+    fooled, choice = worst_case(
+        {name: record.choosing for name, record in fair.items()},
+        {name: record.fooled for name, record in fair.items()},
+    )
+    clean = bench.part(
+        "clean", row, {}, lambda: bench.judge(row, bench.points, bench.clean(bench.points))
+    )
+    entry = {
+        "title": row.title,
+        "model": row.model,
+        "defense": row.defense,
+        "settings": row.settings,
+        "clean": clean,
+        "attacks": [record.entry() for record in records],
+        "worst": {"robust": RobustAccuracy(fooled).entry(), "choice": dict(Counter(choice))},
+        "checks": _checks(bench, row, fair),
+    }
+    return entry, fooled
+
+
+def _checks(bench: Bench, row: RowSpec, records: Mapping[str, Record]) -> list[dict[str, Any]]:
+    count = min(bench.spec.checks, len(bench.points))
+    if count == 0:
+        return []
+    some = bench.points.take(torch.arange(count))
+    main = {key: value for key, value in get_attack("eot-pgd").defaults.items() if key in EFFORT}
+    main |= bench.spec.main.settings
+    rest = {key: value for key, value in main.items() if key not in EFFORT}
+    around = ("oblivious", "transfer", "black-box")
+    others = {n: r.fooled[:count] for n, r in records.items() if r.group in around}
+
+    def compute() -> Any:
+        checks = check_attack(
+            bench.experiment.defense(row),
+            bench.clean(some),
+            some.labels,
+            attack=partial(eot_pgd, **rest),
+            others=others,
+            **{key: main[key] for key in EFFORT},
+            **bench.options(some),
+        )
+        return [asdict(check) for check in checks]
+
+    compared = {n: hash_tensors(fooled.to(torch.uint8)) for n, fooled in others.items()}
+    more = {"checks": count, "attack": main, "others": compared}
+    found: list[dict[str, Any]] = bench.part("checks", row, more, compute)
+    return found
