@@ -219,7 +219,7 @@ def test_the_loss_of_the_result_is_not_the_luckiest(trained, parts):
 
 @pytest.mark.parametrize(
     ("kind", "settings", "eps"),
-    [("mi-ol", {"lam": 0.6}, 0.1), ("gaussian", {"sigma": 0.25}, 0.12)],
+    [("mi-ol", {"lam": 0.6}, 0.1), ("rotation", {"degrees": 25.0}, 0.12)],
 )
 @pytest.mark.parametrize("loss", ["ce", "dlr"])
 def test_knows_a_random_defence_better_than_an_oblivious_attack(

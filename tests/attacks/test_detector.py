@@ -290,7 +290,7 @@ def test_combined_counts_are_exact():
     """Nothing is detected, so that an answer costs one pass of F and N of MI-PL."""
     combined = CombinedInference(MODEL, POOL, draws=7, threshold=1.0)
     result = detector_aware(combined, X, Y, **SMALL)
-    hidden, seen, choosing, losses = 4 * (4 + 2), 4 * (4 + 1), 2 * 5 * (1 + 7), 2 * 4
+    hidden, seen, choosing, losses = 4 * (4 + 2), 4 * (4 + 1), 2 * 5 * (1 + 7), 4 * 4
     assert result.forward == 9 * (hidden + seen + choosing + losses)
     assert result.backward == 9 * (4 * 4 + 3 * 4)  # MI-OL looks at y_hat without a gradient
 

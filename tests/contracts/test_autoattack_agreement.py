@@ -115,7 +115,7 @@ class Reaching(SquareAttack):
 def test_square_is_as_strong_as_autoattacks(trained, points, norm, eps):
     """Averages over seeds: AutoAttack's squares are the same for the whole batch."""
     x, y = points
-    queries, seeds = 100, range(4)
+    queries, seeds = 100, range(12)
 
     def by(kind):
         runs = (kind(trained, norm=NAMES[norm], eps=eps, n_queries=queries, device="cpu",

@@ -115,7 +115,7 @@ def test_masked_gradients_are_red(trained, some, transferred, mask, noisy):
 
 @pytest.mark.usefixtures("same_global_state")
 def test_randomised_defences(trained, pool, some):
-    mixup = MixupInference(trained, pool, lam=0.5, draws=8)
+    mixup = MixupInference(trained, pool, lam=0.4, draws=2)
     noise = GaussianNoise(trained, sigma=0.1, draws=4)
     checks = [check_attack(defense, *some, **SETTINGS) for defense in (mixup, noise)]
     for found in map(verdicts, checks):
@@ -123,7 +123,7 @@ def test_randomised_defences(trained, pool, some):
         assert found["twice the draws do not help the defender"] is True
         assert found["at least as strong on the frozen defence"] is True
         assert found["eps = 1 leaves nothing"] is True
-    assert checks[0][-1].passed is None  # few examples stand out from the noise of 8 draws
+    assert checks[0][-1].passed is None  # few examples stand out from the noise of 2 draws
     assert checks[1][-1].passed is True
     assert checks[1] == check_attack(noise, *some, **SETTINGS)
 

@@ -54,7 +54,8 @@ def detector_aware(
 
     MI-Combined can be fooled in a second way too: detected, with MI-OL wrong. That one is
     ``eot_pgd`` on MI-OL; of both, each point keeps the one that fools more of five answers on
-    draws of their own. The loss is then the lead of a wrong class in the answer, at x and at last.
+    draws of their own, of equals the one where a wrong class leads by more. The loss is then the
+    lead of a wrong class in the answer, at x and at last.
 
     Args:
         detector: a detector with its threshold set, or MI-Combined.
@@ -219,11 +220,15 @@ def _either(batch: Batch, combined: CombinedInference, plan: _Plan) -> Found:
         ascend(answering, batch.start(), plan.sizes, "ce", plan.draws).examples,
     )
     stream = repr(("attack", batch.seed, "choose"))
-    hidden, seen = (
-        judge(combined, way, batch.y, repeats=CHOOSING, index=batch.index, stream=stream).sum(1)
-        for way in ways
-    )
-    examples = torch.where(per_sample((seen > hidden).to(batch.x.device)), ways[1], ways[0])
+
+    def strength(way: Tensor) -> Tensor:
+        """Answers fooled; among equals, by how much a wrong class leads (less than one answer)."""
+        wrong = judge(combined, way, batch.y, repeats=CHOOSING, index=batch.index, stream=stream)
+        lead = batch.loss(way, "margin", plan.draws, "choose")
+        return wrong.sum(1).to(lead) + lead / 2
+
+    hidden, seen = map(strength, ways)
+    examples = torch.where(per_sample(seen > hidden), ways[1], ways[0])
     first = batch.loss(batch.x, "margin", plan.draws, "first")
     last = batch.loss(examples, "margin", plan.draws, "last")
     return Found(examples, last, torch.stack([first, last]))
