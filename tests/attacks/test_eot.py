@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,8 +22,20 @@ from mixup_inference import (
     Pool,
     pgd,
 )
-from mixup_inference.attacks import Victim, base_of, eot_pgd, freeze, judge, transfer
-from mixup_inference.attacks.eot import frozen
+from mixup_inference.attacks import (
+    Victim,
+    apgd_eot,
+    base_of,
+    eot_pgd,
+    freeze,
+    frozen,
+    judge,
+    official_adaptive,
+    paper_adaptive,
+    peer_attack,
+    square_eot,
+    transfer,
+)
 from mixup_inference.attacks.job import step_sizes
 from mixup_inference.attacks.losses import LOSSES, dlr
 from mixup_inference.attacks.victim import Averaged
@@ -395,8 +410,125 @@ def test_points_of_a_module_that_draws_once_a_call_are_judged_alone():
     module = Noisy(shared=True)
     module.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
     judge(module, X, Y, repeats=2)
-    assert sizes[2:] == [1] * 18  # after two calls to find out
+    assert sizes[8:] == [1] * 18  # after eight calls to find out
     assert Victim(module, X).images(10) == 10
+
+
+class Sometimes(nn.Module):
+    """Not ours: turns the whole batch over, with a probability."""
+
+    def __init__(self, probability: float, kind: str = "torch") -> None:
+        super().__init__()
+        self.probability = probability
+        own = torch.Generator().manual_seed(3)
+        self.draw = {
+            "torch": lambda: float(torch.rand(())),
+            "python": random.random,
+            "numpy": np.random.random,
+            "own": lambda: float(torch.rand((), generator=own)),
+        }[kind]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return MODEL(x.flip(3) if self.draw() < self.probability else x)
+
+
+@pytest.mark.usefixtures("same_global_state")
+@pytest.mark.parametrize("kind", ["torch", "python", "numpy"])
+@pytest.mark.parametrize("probability", [0.01, 0.3, 0.99])
+def test_a_module_that_draws_is_random_also_when_its_answers_are_the_same(kind, probability):
+    module = Sometimes(probability, kind)
+    assert Victim(module, X).kind == "call"
+    fooled = judge(module, X, Y, repeats=30)
+    assert fooled.shape == (9, 30)
+    wrong = [(MODEL(images).argmax(1) != Y).double().mean() for images in (X, X.flip(3))]
+    expected = (1 - probability) * wrong[0] + probability * wrong[1]
+    assert abs(float(fooled.double().mean() - expected)) < 0.1
+    first, second = (eot_pgd(module, X, Y, **SMALL) for _ in range(2))
+    assert torch.equal(first.examples, second.examples)
+    assert frozen(module, X, Y, **SMALL).fooled.shape == (9, 1)
+
+
+def test_a_module_with_a_generator_of_its_own_cannot_be_frozen():
+    module = Sometimes(0.5, "own")
+    assert Victim(module, X).is_random
+    with pytest.raises(InputError, match="generator of its own"):
+        frozen(module, X, Y, **SMALL)
+
+
+def test_a_defence_inside_another_module_is_attacked_with_draws_of_the_attacks():
+    wrapped, index = nn.Sequential(nn.Identity(), mixup()).eval(), torch.arange(9)
+    calls = wrapped[1].calls
+    victim = Victim(wrapped, X)
+    assert victim.kind == "rows"
+    looks = [victim.log_probs(X, index, 3, "look", name) for name in ("a", "a", "b")]
+    assert torch.equal(looks[0], looks[1])
+    assert not torch.equal(looks[0], looks[2])
+    runs = [eot_pgd(wrapped, X, Y, **SMALL) for _ in range(2)]
+    assert torch.equal(runs[0].examples, runs[1].examples)
+    assert torch.equal(runs[0].fooled, runs[1].fooled)
+    assert wrapped[1].calls == calls
+
+
+class Gamma(nn.Module):
+    """A power of the pixels: where they are zero the gradient is infinite."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return MODEL(x**0.5)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_infinite_gradients_lead_somewhere_in_the_ball(norm):
+    black = X.clone()
+    black[:, :, :2] = 0
+    for attack in (eot_pgd, apgd_eot, transfer):
+        out = attack(Gamma(), black, Y, eps=0.1, norm=norm, steps=4)
+        assert bool(out.examples.isfinite().all())
+        assert float(out.examples.min()) >= 0
+        assert float((out.linf if norm == "linf" else out.l2).max()) <= 0.1 + 1e-6
+        assert float((out.examples - black).abs().max()) > 0.01
+
+
+def test_what_is_no_image_is_not_judged():
+    with pytest.raises(InputError, match="NaN"):
+        judge(MODEL, torch.full_like(X, torch.nan), Y)
+
+
+@pytest.mark.parametrize(
+    ("attack", "options"),
+    [
+        (eot_pgd, {"epsilon": 0.1}),
+        (apgd_eot, {"momentum": 0.9}),
+        (square_eot, {"steps": 3}),
+        (transfer, {"restarts": 2}),
+        (paper_adaptive, {"draws": 3}),
+        (official_adaptive, {"draws": 3}),
+        (frozen, {"epsilon": 0.1}),
+        (peer_attack, {"steps": 3}),
+    ],
+)
+def test_options_that_an_attack_does_not_have_are_refused(attack, options):
+    with pytest.raises(TypeError, match="unknown option"):
+        attack(mixup(), X, Y, **options)
+    with pytest.raises(InputError, match="eps must be a number"):
+        attack(mixup(), X, Y, eps="8/255")
+
+
+def test_a_surrogate_that_contains_the_model_is_counted_once():
+    around = nn.Sequential(nn.Identity(), MODEL)
+    assert transfer(MODEL, X, Y, surrogates=[around], steps=4).backward == 4 * 9
+
+
+def test_copies_of_a_point_count_for_the_size_of_a_batch():
+    sizes = []
+    hook = MODEL.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    for defense, attack in (
+        (MODEL, partial(paper_adaptive, average="perturbations")),
+        (mixup(fresh=False), partial(paper_adaptive, average="perturbations")),
+        (mixup(fresh=False), official_adaptive),
+    ):
+        attack(defense, X, Y, samples=10, steps=1, batch_size=80)
+    hook.remove()
+    assert max(sizes) == 80
 
 
 def test_a_module_without_gradients_is_not_an_error():

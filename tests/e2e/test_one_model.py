@@ -10,6 +10,7 @@ from PIL import Image
 
 from e2e.process import call
 from mixup_inference import save_pretrained
+from mixup_inference.cli.one_model import OneModel, make_spec
 from mixup_inference.datasets import load_dataset
 
 FACTORY = """
@@ -77,6 +78,29 @@ def test_attacks_that_know_the_defence_side_by_side(saved, tmp_path):
     assert "EOT-PGD-2" in (folder / "table.md").read_text()
 
 
+def test_options_reach_the_attacks_that_have_them():
+    one = OneModel(
+        data="digits", model="a.b:c", attack=("apgd", "square", "adaptive"), steps=7, step="1/255",
+        attack_setting=("draws=3",), points=40, checks=5,
+    )  # fmt: skip
+    spec = make_spec(one, None)
+    found = {attack.name: attack.settings for attack in spec.adaptive.attacks}
+    assert found["APGD-CE-7"] == {"draws": 3, "steps": 7}
+    assert found["APGD-DLR-7"] == {"loss": "dlr", "draws": 3, "steps": 7}
+    assert found["EOT-PGD-7"] == {"draws": 3, "steps": 7, "step": pytest.approx(1 / 255)}
+    assert found["Square-500"] == {"draws": 3}
+    assert len(found) == len(spec.adaptive.attacks) == 10  # the standard ones, and APGD-CE
+    assert (spec.adaptive.points, spec.adaptive.checks, spec.attack.steps) == (40, 5, (7,))
+
+
+def test_eot_pgd_comes_along_with_the_same_settings():
+    one = OneModel(data="digits", model="a.b:c", attack=("apgd",), attack_setting=("steps=3",))
+    spec = make_spec(one, None)
+    assert [a.name for a in spec.adaptive.attacks] == ["APGD-CE-3", "EOT-PGD-3"]
+    assert spec.adaptive.checks > 0
+    assert spec.attack.steps == (10,)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -86,6 +110,13 @@ def test_attacks_that_know_the_defence_side_by_side(saved, tmp_path):
         (["--attack", "apgd", "--attack-setting", "querys=3"], "querys"),
         (["--attack", "apgd", "--surrogate", "x"], "--attack transfer"),
         (["--attack", "foolbox:LinfPDG"], "LinfPGD"),
+        (["--attack", "transfer"], "--surrogate"),
+        (["--attack", "detector-aware"], "mi-combined"),
+        (["--attack", "official-adaptive", "--norm", "l2"], "linf"),
+        (["--attack", "square", "--attack-setting", "steps=3"], "no attack has the setting steps"),
+        (["--attack", "apgd", *(2 * ["--attack-setting", "steps=3"])], "steps is given twice"),
+        (["--attack", "apgd", "--attack-setting", "steps"], "--attack-setting must be name=value"),
+        (["--checks", "3"], "--attack adaptive"),
     ],
 )
 def test_mistakes_in_attacks_are_named(saved, tmp_path, options, words):

@@ -224,6 +224,9 @@ def test_the_plan_counts_what_the_attacks_do(run):
             looks = answers if attack["attack"] == "frozen" else 2 * answers
             each = {"none": 1, "mi-ol": 7}[row["defense"]]
             assert counted.forward == pytest.approx(24 * (attack["forward"] + looks * each))
+        assert work[f"{row['title']}: checks (about)"].backward > 0
+    assert work["mi-ol: gallery"].backward > 0
+    assert any("MI-PL as a detector" in title for title in work)
 
 
 def test_a_damaged_file_is_made_again(run, spec):

@@ -94,7 +94,7 @@ def apgd_eot(
         return best._replace(loss=batch.loss(best.examples, compared, draws, "last"))
 
     ticks = restarts * max(1, many) * (steps + 1)
-    return run("APGD", defense, x, y, attack, draws=draws, ticks=ticks, **options)
+    return run("APGD", defense, x, y, attack, options, draws=draws, ticks=ticks)
 
 
 def _ascend(

@@ -89,15 +89,19 @@ def climb(
 
 
 def gradient_of(total: Tensor, leaf: Tensor, *, again: bool = False) -> Tensor:
-    """The gradient of a sum of losses; zero where it does not depend on the image.
+    """The gradient of a sum of losses; zero where it does not depend on the image, or is NaN.
 
     So an attack on a module without gradients goes on, gets nowhere, and fails its checks.
+    What is infinite becomes so large that it decides the direction, and can still be squared.
     ``again`` keeps the graph for another gradient.
     """
     if not total.requires_grad:
         return torch.zeros_like(leaf)
     (found,) = torch.autograd.grad(total, leaf, allow_unused=True, retain_graph=again)
-    return torch.zeros_like(leaf) if found is None else found
+    if found is None:
+        return torch.zeros_like(leaf)
+    most = torch.finfo(found.dtype).max ** 0.25
+    return found.nan_to_num(nan=0.0).clamp(-most, most)
 
 
 def length(delta: Tensor) -> Tensor:

@@ -88,15 +88,15 @@ def detector_aware(
     )
     if isinstance(detector, MixupDetector):
         return run(
-            "detector-aware", detector.inference, x, y, plan.evade, draws=draws,
-            ticks=len(plan.sizes), judged=detector, **options,
+            "detector-aware", detector.inference, x, y, plan.evade, options, draws=draws,
+            ticks=len(plan.sizes), judged=detector,
         )  # fmt: skip
 
     def either(batch: Batch) -> Found:
         return _either(batch, detector, plan)
 
     ticks = 2 * len(plan.sizes)
-    return run("detector-aware", detector, x, y, either, draws=draws, ticks=ticks, **options)
+    return run("detector-aware", detector, x, y, either, options, draws=draws, ticks=ticks)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from mixup_inference.attacks.ball import climb, per_sample
 from mixup_inference.attacks.job import Attacked, Batch, Common, Found, run, step_size, step_sizes
 from mixup_inference.attacks.losses import LossName, get_loss
-from mixup_inference.attacks.victim import freeze
+from mixup_inference.attacks.victim import Victim, freeze
 from mixup_inference.checks import check_int, check_number
+from mixup_inference.errors import InputError
 
 Schedule = Literal["constant", "linear", "cosine"]
 
@@ -71,7 +72,7 @@ def eot_pgd(
         return best
 
     ticks = restarts * len(sizes)
-    return run("EOT-PGD", defense, x, y, attack, draws=draws, ticks=ticks, **options)
+    return run("EOT-PGD", defense, x, y, attack, options, draws=draws, ticks=ticks)
 
 
 def frozen(defense: nn.Module, x: Tensor, y: Tensor, **options: Any) -> Attacked:
@@ -80,7 +81,13 @@ def frozen(defense: nn.Module, x: Tensor, y: Tensor, **options: Any) -> Attacked
     The examples are judged on the draws that were attacked. What is left is the robustness that
     does not come from randomness. Takes the options of ``eot_pgd``; ``draws`` has no effect.
     """
-    return eot_pgd(freeze(defense), x, y, **options)
+    fixed = freeze(defense)
+    if Victim(fixed, x).is_random:
+        raise InputError(
+            "this module cannot be frozen: it draws from a generator of its own. "
+            "Let it draw from torch's global one."
+        )
+    return eot_pgd(fixed, x, y, **options)
 
 
 def ascend(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict, Unpack
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from mixup_inference.checks import (
     check_number,
 )
 from mixup_inference.draws import make_key
-from mixup_inference.errors import InputError
+from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.progress import SILENT, Progress
 
 
@@ -130,11 +130,12 @@ def run(
     x: Tensor,
     y: Tensor,
     attack: Callable[[Batch], Found],
+    options: Common,
     *,
     draws: int,
     ticks: int,
+    copies: int = 1,
     judged: nn.Module | None = None,
-    **options: Unpack[Common],
 ) -> Attacked:
     """Attack all points batch by batch, count, and judge the examples.
 
@@ -144,11 +145,14 @@ def run(
         x: clean images in [0, 1].
         y: the true labels.
         attack: attacks one batch.
+        options: what the caller asked for, see ``Common``; other names are refused.
         draws: how many draws the attack looks at in one go, which bounds the batch.
         ticks: how many gradients or queries the attack makes of each batch.
+        copies: how often the attack repeats each point, which bounds the batch too.
         judged: what the examples are to fool, if that is not ``defense`` itself.
-        **options: see ``Common``.
     """
+    for option in options.keys() - Common.__optional_keys__:
+        raise TypeError(str(unknown_name("option", option, Common.__optional_keys__)))
     check_images(x)
     x = x.detach()
     y = check_labels(y, count=len(x)).to(x.device)
@@ -163,7 +167,9 @@ def run(
     ball = Ball(options.get("norm", "linf"), options.get("eps", 8 / 255))
     victim = Victim(defense, x, seed=seed)
     target = _targets(victim, x, y, index, seed, options)
-    rows = max(1, batch_size // victim.images(check_int(draws, what="draws", least=1)))
+    one, many = victim.images(1), victim.images(check_int(draws, what="draws", least=1))
+    images = max(many, copies * one)
+    rows = max(1, batch_size // images)
     parts = torch.arange(len(x), device=x.device).split(rows)
     found = []
     with (
@@ -222,7 +228,7 @@ def _targets(
 def step_size(step: float | None, options: Common) -> float:
     """The size of a step; a quarter of eps where it is not given."""
     if step is None:
-        return options.get("eps", 8 / 255) / 4
+        return check_number(options.get("eps", 8 / 255), what="eps", least=0) / 4
     return check_number(step, what="step", least=0)
 
 

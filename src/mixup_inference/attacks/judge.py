@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mixup_inference.attacks.victim import Victim, seeded
-from mixup_inference.checks import check_index, check_int, check_labels
+from mixup_inference.checks import check_images, check_index, check_int, check_labels
 from mixup_inference.classifier import logits_of
 from mixup_inference.defenses import StochasticModule
 from mixup_inference.detection import MixupDetector
@@ -34,6 +34,7 @@ def judge(
     Streams of different names share no draws, and none shares any with an attack's. So examples
     can be chosen by one stream and reported by another.
     """
+    check_images(x)
     y = check_labels(y, count=len(x)).to(x.device)
     index = torch.arange(len(x), device=x.device) if index is None else index
     index = check_index(index, count=len(x), device=x.device)
@@ -65,7 +66,7 @@ def _labels(defense: nn.Module, x: Tensor, index: Tensor, stream: str) -> Tensor
             defense(x, index=index, stream=stream) if defense.fresh else logits_of(defense, x)
         )
         return out.argmax(1)
-    with seeded(derive_seed(0, stream, int(index[0])), x.device):
+    with seeded(derive_seed(0, stream, int(index[0])), defense, x):
         return logits_of(defense, x, as_it_is=True).argmax(1)
 
 

@@ -65,7 +65,10 @@ def paper_adaptive(
         trace = found.trace.view(len(found.trace), -1, samples).mean(2)
         return Found(examples, last, torch.cat([trace[:-1], last[None]]))
 
-    return run("paper's PGD", defense, x, y, attack, draws=samples, ticks=steps, **options)
+    copies = samples if average == "perturbations" else 1
+    return run(
+        "paper's PGD", defense, x, y, attack, options, draws=samples, ticks=steps, copies=copies
+    )
 
 
 def _copies(batch: Batch, samples: int) -> Batch:
@@ -122,7 +125,9 @@ def official_adaptive(
         return _official(defense, batch, steps, size, samples)
 
     steps = check_int(steps, what="steps", least=0)
-    return run("published PGD", defense, x, y, attack, draws=samples, ticks=steps, **options)
+    return run(
+        "published PGD", defense, x, y, attack, options, draws=samples, ticks=steps, copies=samples
+    )
 
 
 def _official(

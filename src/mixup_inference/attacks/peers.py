@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import inspect
-import random
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Unpack
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,9 +17,9 @@ from mixup_inference.attacks.ball import Ball, Norm
 from mixup_inference.attacks.job import Attacked, Batch, Common, Found, run
 from mixup_inference.attacks.losses import get_loss
 from mixup_inference.attacks.peer_runners import RUNNERS, SINGLE, Job, norm_of, takes
-from mixup_inference.attacks.victim import Averaged, seeded
+from mixup_inference.attacks.victim import Averaged, other_generators_kept, seeded
 from mixup_inference.checks import check_images, check_int, check_labels
-from mixup_inference.classifier import eval_mode
+from mixup_inference.classifier import dtype_of, eval_mode
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import InputError, MixupInferenceWarning, unknown_name
 
@@ -87,7 +85,7 @@ def peer_attack(
         check_labels(batch.y, count=len(batch.y), classes=log_p.shape[2])
         key = derive_seed(seed, "peer", attack, int(batch.index[0])) % 2**32
         job = Job(name, maker, model, batch, log_p.shape[2], key, settings)
-        with _lent(defense, key, x.device), _translated(attack):
+        with _lent(defense, key, x), _translated(attack):
             out = RUNNERS[library](job).detach().to(x)
         examples = _inside(attack, batch, out, bounded=norm_of(maker) is not None)
         batch.tick()
@@ -95,7 +93,7 @@ def peer_attack(
         last = batch.loss(examples, "ce", draws, "last")
         return Found(examples, last, torch.stack([first, last]))
 
-    return run(attack, defense, x, y, craft, draws=draws, ticks=1, **options)
+    return run(attack, defense, x, y, craft, options, draws=draws, ticks=1)
 
 
 def peer_names(library: str) -> list[str]:
@@ -152,11 +150,12 @@ class _Boxed(Averaged):
 
     def forward(self, x: Tensor) -> Tensor:
         """Log-probabilities, shape (batch, classes)."""
+        x = x.to(dtype_of(self.module))  # ART hands over single precision
         return super().forward(x + (x.clamp(0, 1) - x).detach())
 
 
 @contextmanager
-def _lent(module: nn.Module, seed: int, device: torch.device) -> Iterator[None]:
+def _lent(module: nn.Module, seed: int, x: Tensor) -> Iterator[None]:
     """Lend a module to a library, with seeds; afterwards it and all generators are as before."""
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     for weight in weights:
@@ -164,27 +163,13 @@ def _lent(module: nn.Module, seed: int, device: torch.device) -> Iterator[None]:
     try:
         with (
             eval_mode(module) if module.training else nullcontext(),
-            _same_states(),
-            seeded(seed, device),
+            seeded(seed, module, x),
             torch.enable_grad(),
         ):
-            random.seed(seed)
-            np.random.seed(seed)  # noqa: NPY002
             yield
     finally:
         for weight in weights:
             weight.requires_grad = True
-
-
-@contextmanager
-def _same_states() -> Iterator[None]:
-    """Put Python's and NumPy's generators back as they were."""
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
 
 
 @contextmanager
@@ -194,7 +179,7 @@ def _translated(attack: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (TypeError, ValueError, AssertionError, NotImplementedError) as error:
+    except (TypeError, ValueError, IndexError, AssertionError, NotImplementedError) as error:
         raise InputError(f"{attack} refuses this model or these settings: {error!r}.") from error
 
 
@@ -219,7 +204,7 @@ def _import(library: str) -> Any:
         raise unknown_name("attack library", library, LIBRARIES)
     place, how = LIBRARIES[library]
     try:
-        with _same_states():  # ART draws when it is imported
+        with other_generators_kept():  # ART draws when it is imported
             return importlib.import_module(place)
     except ImportError as error:
         raise InputError(f"{place} cannot be imported: {error}. Run `{how}`.") from error

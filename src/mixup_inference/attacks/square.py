@@ -74,7 +74,7 @@ def square_eot(
         last = batch.loss(image, "log-margin", draws, "last")
         return Found(image, last, torch.stack([*trace, last]))
 
-    return run("Square", defense, x, y, attack, draws=draws, ticks=queries, **options)
+    return run("Square", defense, x, y, attack, options, draws=draws, ticks=queries)
 
 
 def _shrink(spent: float) -> float:

@@ -55,11 +55,12 @@ def transfer(
         before = batch.loss(batch.x, "ce", draws, "first")
         best: Found | None = None
         for model in models:
-            counted = Passes() if base_of(model) is base else batch.victim.passes
+            inside = any(part is base for part in model.modules())
+            counted = Passes() if inside else batch.victim.passes
             seed = derive_seed(batch.seed, "transfer", int(batch.index[0]))
             with (
                 count_passes(base_of(model), counted),  # the base is counted anyway
-                seeded(seed, batch.x.device),  # a model of the user's may draw
+                seeded(seed, model, batch.x),  # a model of the user's may draw
             ):
                 examples = pgd(
                     model,
@@ -86,4 +87,4 @@ def transfer(
     for model in models:
         if not isinstance(model, nn.Module):
             raise InputError(f"surrogates must be torch modules; saw {type(model).__name__}.")
-    return run("transfer", defense, x, y, attack, draws=draws, ticks=len(models), **options)
+    return run("transfer", defense, x, y, attack, options, draws=draws, ticks=len(models))

@@ -6,10 +6,12 @@ from, and what it costs. Whatever the attack draws, it never sees the draws it i
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +28,9 @@ from mixup_inference.draws import derive_seed
 
 Kind = Literal["ours", "frozen", "fixed", "rows", "call"]
 
+#: How often a module is asked, to find out whether its answers are random.
+_PROBES = 8
+
 
 class Victim:
     """What is attacked.
@@ -33,9 +38,9 @@ class Victim:
     One draw of a defence of ours is one transformed copy of the image through F (its ``draw``);
     one draw of another module is one answer of it. A module without randomness has one draw,
     however many are asked for, and so has a frozen defence (``fresh=False``), whose answer is
-    made of its own draws. Randomness of modules that are not ours comes from torch's global
-    generator, which is seeded for each look and put back afterwards; a module in eval mode keeps
-    the parts of it that are in training mode, such as dropout that is meant to be random.
+    made of its own draws. Randomness of modules that are not ours comes from the global generators,
+    which are seeded for each look and put back afterwards; a module in eval mode keeps the parts
+    of it that are in training mode, such as dropout that is meant to be random.
 
     Args:
         module: a defence, or any classifier that returns logits or log-probabilities.
@@ -73,7 +78,7 @@ class Victim:
                 return self.module.draw(x, draws, index=index, stream=name)
         if not self.is_random:
             return _answer(self.module, x)[:, None]
-        with seeded(derive_seed(self.seed, "attack", *stream, int(index[0])), x.device):
+        with seeded(derive_seed(self.seed, "attack", *stream, int(index[0])), self.module, x):
             if self.kind == "rows":
                 out = _answer(self.module, x.repeat_interleave(draws, dim=0))
                 return out.view(x.shape[0], draws, -1)
@@ -116,8 +121,9 @@ class Averaged(nn.Module):
 class Frozen(nn.Module):
     """A random module that is not ours, with its randomness removed.
 
-    Every image gets the draws that it would get alone after seeding torch's generator; images
-    therefore pass one at a time. Defences of ours inside are frozen too.
+    Every image gets the draws that it would get alone after seeding the global generators; images
+    therefore pass one at a time. Defences of ours inside are frozen too. A module with a generator
+    of its own stays random.
     """
 
     def __init__(self, module: nn.Module, seed: int = 0) -> None:
@@ -134,7 +140,7 @@ class Frozen(nn.Module):
         try:
             out = []
             for image in x.split(1):
-                with seeded(self.seed, x.device):
+                with seeded(self.seed, self.module, x):
                     out.append(_answer(self.module, image))
             return torch.cat(out)
         finally:
@@ -150,12 +156,36 @@ def freeze(module: nn.Module, *, seed: int = 0) -> nn.Module:
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global generators, and put them back as they were."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+def other_generators_kept() -> Iterator[None]:
+    """Put Python's and NumPy's global generators back as they were."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
         yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+
+
+@contextmanager
+def seeded(seed: int, module: nn.Module, x: Tensor) -> Iterator[None]:
+    """Seed all that a module can draw from, and put it back as it was.
+
+    That is the global generators of torch, NumPy and Python, and the calls that defences of ours
+    inside of it count.
+    """
+    inside = [part for part in module.modules() if isinstance(part, StochasticModule)]
+    calls = [part.calls for part in inside]
+    try:
+        with torch.random.fork_rng([x.device] if x.is_cuda else []), other_generators_kept():
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            for part in inside:
+                part.calls = seed
+            yield
+    finally:
+        for part, count in zip(inside, calls, strict=True):
+            part.calls = count
 
 
 def base_of(module: nn.Module) -> nn.Module:
@@ -173,16 +203,28 @@ def _answer(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _kind(module: nn.Module, x: Tensor) -> Kind:
-    """Ours, without randomness, or random for each row or for each call."""
+    """Ours, without randomness, or random for each row or for each call.
+
+    A module that draws from a global generator is random, also when its answers happen to be the
+    same; one that does not may still have a generator of its own.
+    """
     if isinstance(module, StochasticModule):
         return "ours" if module.fresh else "frozen"
 
-    with torch.no_grad(), seeded(0, x.device):
-        twice = [_answer(module, torch.cat([x, x])).chunk(2) for _ in range(2)]
+    with torch.no_grad(), seeded(0, module, x):
+        before = _states()
+        pairs = [_answer(module, torch.cat([x, x])).chunk(2) for _ in range(_PROBES)]
+        draws = _states() != before
 
     def same(a: Tensor, b: Tensor) -> bool:
         return torch.allclose(a, b, rtol=1e-4, atol=1e-5)
 
-    if not all(same(a, b) for a, b in twice):
+    if not all(same(a, b) for a, b in pairs):
         return "rows"
-    return "fixed" if same(twice[0][0], twice[1][0]) else "call"
+    return "call" if draws or not all(same(a, pairs[0][0]) for a, _ in pairs) else "fixed"
+
+
+def _states() -> tuple[bytes, str, str]:
+    """The states of the global generators, to be compared."""
+    kept = random.getstate(), np.random.get_state()  # noqa: NPY002
+    return torch.get_rng_state().numpy().tobytes(), repr(kept[0]), repr(kept[1])

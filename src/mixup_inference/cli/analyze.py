@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from mixup_inference.cli.one_model import OneModel, make_spec, refuse_knowing, refuse_others
+from mixup_inference.cli.knowing import refuse_knowing
+from mixup_inference.cli.one_model import OneModel, make_spec, refuse_others
 from mixup_inference.cli.work import open_experiment
 from mixup_inference.evaluation import analyses, check_spec, load_spec
 from mixup_inference.evaluation.spec import FiguresSpec

@@ -81,11 +81,14 @@ class OneModel:
     eps: str = "8/255"
     "Its bound."
 
-    step: str = "2/255"
-    "Its step size."
+    step: str | None = None
+    "Step size of the attacks that take steps: 2/255 for pgd, else a quarter of eps."
 
-    steps: int = 10
-    "Its number of steps."
+    steps: int | None = None
+    "Number of steps of the attacks that take steps: 10 for pgd, else their own."
+
+    checks: int | None = None
+    "Points on which it is checked that attacks that know the defence work: 50; 0 for none."
 
     points: int | None = None
     "How many test points: 1000, and 200 of them for attacks that know the defence."
@@ -108,6 +111,7 @@ def refuse_others(one: OneModel, allowed: set[str] | None, *, never: Collection[
 
 def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
     """The experiment that the options describe, with so many points to tune on."""
+    from mixup_inference.cli.knowing import knowing_section, refuse_useless  # noqa: PLC0415
     from mixup_inference.evaluation import check_spec  # noqa: PLC0415
     from mixup_inference.evaluation.tuning import in_words  # noqa: PLC0415
 
@@ -127,7 +131,7 @@ def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
         size = _size_of(one.weights)
     name = one.model or _name_of(one.weights)
     settings: dict[str, Any] = {"lam": one.lam} if one.lam is not None else {}
-    for key, value in map(_setting, one.setting):
+    for key, value in named_settings(one.setting, "--setting").items():
         if key in settings:
             raise InputError(f"{key} is given twice.")
         settings[key] = value
@@ -140,14 +144,14 @@ def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
     elif one.defense != "none":
         title = f"{name} + {one.defense}" + (f" ({in_words(settings)})" if settings else "")
         rows.append({"title": title, "model": "model", "defense": one.defense, **settings})
-    eps = _number(one.eps, "--eps")
+    eps = number(one.eps, "--eps")
     if one.norm == "linf" and eps > 1:
         raise InputError(f"--eps {one.eps} is more than all of [0, 1]; is it {one.eps}/255?")
     attack = {
         "norm": one.norm,
         "eps": eps,
-        "step": _number(one.step, "--step"),
-        "steps": [one.steps],
+        "step": number(one.step or "2/255", "--step"),
+        "steps": [10 if one.steps is None else one.steps],
     }
     document = {
         "name": "evaluate-" + re.sub(r"[^A-Za-z0-9._-]+", "-", name),
@@ -165,63 +169,12 @@ def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
         "models": {"model": {"weights": one.weights, "network": network}}
         | {f"surrogate-{i + 1}": {"weights": path} for i, path in enumerate(one.surrogate)},
         "attack": None if "none" in one.attack else attack,
-        "adaptive": _adaptive(one),
+        "adaptive": knowing_section(one),
         "rows": rows,
     }
-    return check_spec(document, source="options")
-
-
-def refuse_knowing(one: OneModel) -> None:
-    """Refuse attacks that know the defence, where they would be ignored."""
-    if _adaptive(one) is not None:
-        raise InputError("attacks that know the defence are for `evaluate`; leave out --attack.")
-
-
-def _adaptive(one: OneModel) -> dict[str, Any] | None:
-    """The section of attacks that know the defence, if any is asked for."""
-    if "none" in one.attack and len(one.attack) > 1:
-        raise InputError("--attack none excludes other attacks.")
-    names = [name for name in one.attack if name not in ("pgd", "none")]
-    if not names:
-        if one.attack_setting or one.surrogate:
-            raise InputError(
-                "--attack-setting and --surrogate are for attacks that know the defence; "
-                "add --attack adaptive."
-            )
-        return None
-    documents = _attacks(names, one)
-    section: dict[str, Any] = {"attacks": documents}
-    if one.points is not None:
-        section["points"] = one.points
-    if "adaptive" not in names:
-        section["checks"] = 0
-    return section
-
-
-def _attacks(names: Sequence[str], one: OneModel) -> list[dict[str, Any]]:
-    """The attacks that are asked for, each with those of the settings that it knows."""
-    from mixup_inference.attacks import get_attack  # noqa: PLC0415
-    from mixup_inference.evaluation.spec_adaptive import standard_attacks  # noqa: PLC0415
-
-    standard = [spec.model_dump(exclude_defaults=True) for spec in standard_attacks()]
-    documents: list[dict[str, Any]] = []
-    for name in names:
-        some = standard if name == "adaptive" else [{"attack": name}]
-        documents += [one for one in some if one["attack"] not in [d["attack"] for d in documents]]
-    settings = dict(map(_setting, one.attack_setting))
-    used: set[str] = set()
-    for document in documents:
-        kind = get_attack(document["attack"])
-        known = settings if kind.group == "peer" else settings.keys() & kind.defaults.keys()
-        document |= {key: settings[key] for key in known}
-        used |= set(known)
-        if document["attack"] == "transfer":
-            document["surrogates"] = [f"surrogate-{i + 1}" for i in range(len(one.surrogate))]
-    if set(settings) - used:
-        raise InputError(f"no attack has the setting {', '.join(sorted(set(settings) - used))}.")
-    if one.surrogate and not any(d["attack"] == "transfer" for d in documents):
-        raise InputError("--surrogate is for transfer attacks; add --attack transfer.")
-    return documents
+    spec_of_it = check_spec(document, source="options")
+    refuse_useless(one, spec_of_it)
+    return spec_of_it
 
 
 def _name_of(weights: str | None) -> str:
@@ -251,7 +204,7 @@ def _size_of(weights: str | None) -> int | None:
     return config.get("size")
 
 
-def _number(text: str, what: str) -> float:
+def number(text: str, what: str) -> float:
     """A number, or a fraction such as 8/255."""
     try:
         return float(Fraction(text))
@@ -260,15 +213,20 @@ def _number(text: str, what: str) -> float:
 
 
 def _numbers(text: str, what: str) -> list[float]:
-    return [_number(part.strip(), what) for part in text.split(",")]
+    return [number(part.strip(), what) for part in text.split(",")]
 
 
-def _setting(text: str) -> tuple[str, Any]:
-    """name=value, with the value as in TOML; what is not TOML is a string."""
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise InputError(f"--setting must be name=value; saw {text}.")
-    try:
-        return name.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return name.strip(), value.strip()
+def named_settings(texts: Sequence[str], option: str) -> dict[str, Any]:
+    """All of name=value, with the values as in TOML; what is not TOML is a string."""
+    out: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not name:
+            raise InputError(f"{option} must be name=value; saw {text}.")
+        if name in out:
+            raise InputError(f"{name} is given twice.")
+        try:
+            out[name] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            out[name] = value
+    return out

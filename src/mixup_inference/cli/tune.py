@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from mixup_inference.checks import check_number
-from mixup_inference.cli.one_model import POINTS, OneModel, make_spec, refuse_knowing, refuse_others
+from mixup_inference.cli.knowing import refuse_knowing
+from mixup_inference.cli.one_model import POINTS, OneModel, make_spec, refuse_others
 from mixup_inference.cli.work import open_experiment
 from mixup_inference.defenses import write_preset
 from mixup_inference.evaluation import Tuned, load_spec, tune

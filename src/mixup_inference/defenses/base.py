@@ -69,8 +69,9 @@ class StochasticModule(nn.Module, ABC):
 
     def reseed(self, seed: int) -> None:
         """Start over with the draws of another seed."""
+        # How many calls without ``index`` there were: each has draws of its own.
         self.seed = check_int(seed, what="seed", least=0)
-        self._calls = 0
+        self.calls = 0
 
     @abstractmethod
     def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
@@ -112,8 +113,8 @@ class StochasticModule(nn.Module, ABC):
             return ("index", stream), check_index(index, count=x.shape[0], device=x.device)
         if not self.fresh:
             return ("frozen",), torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
-        self._calls += 1
-        return ("call", self._calls), torch.arange(x.shape[0], device=x.device)
+        self.calls += 1
+        return ("call", self.calls), torch.arange(x.shape[0], device=x.device)
 
     def _chunk_size(self, x: Tensor) -> int:
         """How many images go through F at once."""

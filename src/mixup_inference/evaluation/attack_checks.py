@@ -117,12 +117,13 @@ def check_attack(
         _effort("steps", steps, main.fooled, run(defense, steps=2 * steps).fooled),
     ]
     if Victim(defense, x).is_random:
-        fixed = run(freeze(defense)).fooled if frozen is None else frozen
-        titles = "on the frozen defence it", "on the random one"
-        checks += [
-            _effort("draws", draws, main.fooled, run(defense, draws=2 * draws).fooled),
-            at_least_as_strong(FROZEN, fixed, main.fooled, titles=titles),
-        ]
+        checks.append(_effort("draws", draws, main.fooled, run(defense, draws=2 * draws).fooled))
+        if frozen is None and Victim(freeze(defense), x).is_random:
+            checks.append(Check(FROZEN, None, "the module draws from a generator of its own."))
+        else:
+            fixed = run(freeze(defense)).fooled if frozen is None else frozen
+            titles = "on the frozen defence it", "on the random one"
+            checks.append(at_least_as_strong(FROZEN, fixed, main.fooled, titles=titles))
     else:
         names = TWICE.format("draws"), FROZEN
         checks += [Check(name, None, "the module has no randomness.") for name in names]

@@ -63,26 +63,59 @@ def adaptive_work(
     counted: dict[str, Passes] = {}
     out = []
 
-    def add(row: RowSpec, attack: KnowingSpec, count: int, *, figure: bool = False) -> None:
+    def passes(row: RowSpec, attack: KnowingSpec) -> Passes:
         others = len(spec.surrogates(attack, row.model))
         key = repr((row.defense, row.settings, attack.attack, attack.settings, others))
         if key not in counted:
             counted[key] = attack_passes(attack, row, spec, shape, surrogates=others)
-        answers = 1 if row.defense == "none" else adaptive.repeats
-        candidate = not figure and attack.attack != KNOWS_THE_SEED
-        looks = 2 * answers if candidate else answers
-        forward = counted[key].forward + looks * judging[row.title]
-        work = Passes(count * forward, count * counted[key].backward)
-        out.append((f"{row.title}: {attack.name}", row.model, work))
+        return counted[key]
+
+    def judged(row: RowSpec) -> int:
+        answer = judging.get(row.title, spec.draws + 1)
+        return answer if row.defense == "none" else adaptive.repeats * answer
+
+    def add(
+        row: RowSpec, attack: KnowingSpec, count: int, *, once: bool = False, title: str = ""
+    ) -> None:
+        looks = 1 if once or attack.attack == KNOWS_THE_SEED else 2
+        forward = passes(row, attack).forward + looks * judged(row)
+        work = Passes(count * forward, count * passes(row, attack).backward)
+        out.append((f"{row.title}: {title or attack.name}", row.model, work))
+
+    def checks(row: RowSpec, count: int) -> Passes:
+        """The attack itself, with twice the steps and draws, frozen, with eps = 1, and planted.
+
+        With eps = 1 it may take more steps, and not every point can be given a planted example.
+        """
+        runs = [(5 if row.defense == "none" else 7, passes(row, adaptive.main))]
+        if row.defense != "none":
+            fixed = {**adaptive.main.settings, "attack": KNOWS_THE_SEED}
+            runs.append((1, passes(row, KnowingSpec.model_validate(fixed))))
+        looks = sum(times for times, _ in runs) * judged(row)
+        return Passes(
+            count * (looks + sum(times * each.forward for times, each in runs)),
+            count * sum(times * each.backward for times, each in runs),
+        )
 
     rows = adaptive_rows(spec.rows, adaptive.rows)
     for row in rows:
         for attack in adaptive.candidates:
             if spec.attack_applies(attack, row):
                 add(row, attack, points)
+    checked = min(adaptive.checks, points)
+    if checked:
+        out += [(f"{r.title}: checks (about)", r.model, checks(r, checked)) for r in rows]
     few = min(adaptive.figure_points, points)
     assert spec.attack is not None
     for row in rows:
         for _, _, attack in sample_attacks(adaptive, spec.attack.norm) if is_mixup(row) else ():
-            add(row, attack, few, figure=True)
+            add(row, attack, few, once=True)
+    for row in [row for row in rows if is_mixup(row)][:1] if adaptive.gallery else ():
+        add(row, adaptive.main, min(adaptive.gallery, points), once=True, title="gallery")
+    for model in adaptive.detectors:
+        # Both ways to fool MI-Combined are counted, where a detector has one: at most so much.
+        row = RowSpec(title=f"{model}, MI-PL as a detector", model=model, defense="mi-combined")
+        aware = [a for a in adaptive.attacks if a.attack == "detector-aware"]
+        attack = aware[0] if aware else KnowingSpec(attack="detector-aware")
+        add(row, attack, points, once=True)
     return out
