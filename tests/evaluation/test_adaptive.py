@@ -7,12 +7,14 @@ import json
 import pytest
 import torch
 
-from mixup_inference.attacks import judge
+from mixup_inference.attacks import base_of, judge
+from mixup_inference.classifier import count_passes
 from mixup_inference.datasets import Shape
 from mixup_inference.errors import InputError
 from mixup_inference.evaluation import (
     Experiment,
     Listener,
+    check_attack,
     check_spec,
     parse_spec,
     plan,
@@ -224,9 +226,26 @@ def test_the_plan_counts_what_the_attacks_do(run):
             looks = answers if attack["attack"] == "frozen" else 2 * answers
             each = {"none": 1, "mi-ol": 7}[row["defense"]]
             assert counted.forward == pytest.approx(24 * (attack["forward"] + looks * each))
-        assert work[f"{row['title']}: checks (about)"].backward > 0
-    assert work["mi-ol: gallery"].backward > 0
+    assert work["mi-ol: gallery"].backward == 2 * work["mi-ol: EOT-PGD-10"].backward / 24
     assert any("MI-PL as a detector" in title for title in work)
+
+
+def test_the_plan_counts_the_checks_about_right(run):
+    experiment, _, _ = run
+    spec = experiment.spec
+    spec = spec.model_copy(update={"adaptive": spec.adaptive.model_copy(update={"checks": 12})})
+    work = {w.title: w for w in plan(spec, Shape(1797, 0, 1, (8, 8), 10))}
+    bench = Bench(experiment, spec.adaptive)
+    some = bench.points.take(torch.arange(12))
+    (row,) = (row for row in spec.rows if row.title == "mi-ol")
+    defense = experiment.defense(row)
+    with count_passes(base_of(defense)) as passes:
+        check_attack(
+            defense, bench.clean(some), some.labels, steps=10, draws=6, **bench.options(some)
+        )
+    expected = work["mi-ol: checks (about)"]
+    assert 0.6 < expected.forward / passes.forward < 1.7
+    assert 0.6 < expected.backward / passes.backward < 1.7
 
 
 def test_a_damaged_file_is_made_again(run, spec):
