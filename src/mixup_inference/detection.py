@@ -15,6 +15,7 @@ from mixup_inference.defenses.mixup import (
     Convention,
     MixupInference,
     Ratio,
+    Sampling,
     check_convention,
     gap,
 )
@@ -164,10 +165,20 @@ class MixupDetector(nn.Module):
         lam: Ratio = 0.5,
         threshold: float | None = None,
         convention: Convention = "paper",
+        sampling: Sampling = "independent",
+        control_variate: bool = False,
         **options: Unpack[Options],
     ) -> None:
         super().__init__()
-        self.inference = MixupInference(model, pool, labels=labels, lam=lam, **options)
+        self.inference = MixupInference(
+            model,
+            pool,
+            labels=labels,
+            lam=lam,
+            sampling=sampling,
+            control_variate=control_variate,
+            **options,
+        )
         self.convention = check_convention(convention)
         self.threshold = (
             None

@@ -104,13 +104,35 @@ class Draws:
         """Uniform integers in [0, below), where ``below`` broadcasts to (samples, draws)."""
         return scale_bits(self.bits(slot), below)
 
+    def stratified(self, slot: int, cells: int) -> Tensor:
+        """Uniform on [0, 1), and once in each of so many equal parts of it in every round.
+
+        A round is ``cells`` draws; rounds do not depend on each other.
+        """
+        return (self.permutation(slot, cells) + self.uniform(slot)) / cells
+
+    def permutation(self, slot: int, count: int) -> Tensor:
+        """Labels 0 to count - 1 in random order, then in another one, and so on, draw by draw.
+
+        So a sample's first n draws hold every label n / count times, rounded down or up.
+        """
+        rounds, first = self.k // count, int(self.k.min()) // count
+        numbers = torch.arange(first, int(rounds.max()) + 1, device=self.k.device)
+        bits = Draws(self.key, self.index, numbers).bits(slot)
+        keys = absorb(absorb(bits, bits.new_tensor(-2))[..., None], self._cells(count))
+        order = keys.argsort(-1).flatten(1)  # (samples, rounds x count)
+        place = (rounds - first) * count + self.k % count
+        return order.gather(1, place.expand(len(order), -1))
+
     def uniform_block(self, slot: int, shape: tuple[int, ...]) -> Tensor:
         """Uniform on (0, 1), float32, a block of independent numbers per draw."""
         count = torch.Size(shape).numel()
-        cells = torch.arange(count, device=self.index.device)
-        bits = absorb(self.bits(slot)[..., None], cells)
+        bits = absorb(self.bits(slot)[..., None], self._cells(count))
         unit = (_shift(bits, 41).float() + 0.5) * 2.0**-23  # never exactly 0 or 1
         return unit.reshape(*bits.shape[:-1], *shape)
+
+    def _cells(self, count: int) -> Tensor:
+        return torch.arange(count, device=self.index.device)
 
     def normal(self, slot: int, shape: tuple[int, ...]) -> Tensor:
         """Standard normal numbers, float32, by inversion: one number, one hash."""

@@ -51,6 +51,8 @@ class Victim:
     def __init__(self, module: nn.Module, x: Tensor, *, seed: int = 0) -> None:
         self.module = check_model(module)
         self.seed = seed
+        if isinstance(module, StochasticModule):
+            module.prepare()  # not a cost of the attack
         self.kind = _kind(module, x[:4])
         self.passes = Passes()
 

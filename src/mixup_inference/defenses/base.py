@@ -73,6 +73,10 @@ class StochasticModule(nn.Module, ABC):
         self.seed = check_int(seed, what="seed", least=0)
         self.calls = 0
 
+    def prepare(self) -> int:
+        """Do what is done once and not for each call; how many images passed through F for it."""
+        return 0
+
     @abstractmethod
     def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
         """The log of the prediction, shape (batch, classes)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Unpack
 
 import torch
@@ -13,6 +14,7 @@ from mixup_inference.defenses.mixup import (
     Convention,
     MixupInference,
     Ratio,
+    Sampling,
     check_convention,
     gap,
 )
@@ -34,6 +36,8 @@ class CombinedInference(StochasticModule):
         lam_defend: the mixing ratio of MI-OL.
         threshold: on the gap, a difference of probabilities.
         convention: "paper" or "official".
+        sampling: of both, see ``MixupInference``.
+        control_variate: of both.
         **options: draws, seed, fresh, chunk; see ``Options``.
     """
 
@@ -46,16 +50,21 @@ class CombinedInference(StochasticModule):
         lam_defend: Ratio = 0.4,
         threshold: float = 0.2,
         convention: Convention = "paper",
+        sampling: Sampling = "independent",
+        control_variate: bool = False,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(model, **options)
         self.convention = check_convention(convention)
         self.threshold = check_number(threshold, what="threshold", least=-1, most=1)
         self.pool = pool
+        both = partial(
+            MixupInference, model, pool, sampling=sampling, control_variate=control_variate
+        )
         # In a tuple, so that torch sees the model and the pool once, not three times.
         self._parts = (
-            MixupInference(model, pool, labels="predicted", lam=lam_detect, **options),
-            MixupInference(model, pool, labels="other", lam=lam_defend, **options),
+            both(labels="predicted", lam=lam_detect, **options),
+            both(labels="other", lam=lam_defend, **options),
         )
 
     @property
@@ -67,6 +76,10 @@ class CombinedInference(StochasticModule):
     def defender(self) -> MixupInference:
         """MI-OL."""
         return self._parts[1]
+
+    def prepare(self) -> int:
+        """Pass F over the pool for the control variates; how many images passed."""
+        return sum(part.prepare() for part in self._parts)
 
     def reseed(self, seed: int) -> None:
         """Start over with the draws of another seed."""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from mixup_inference.checks import check_images, check_number
-from mixup_inference.defenses.base import Options, RandomizedInference
-from mixup_inference.draws import Beta, Draws, Uniform
+from mixup_inference.defenses.base import Options, RandomizedInference, Stream
+from mixup_inference.defenses.label_rules import Labels, label_rule, other_labels
+from mixup_inference.defenses.pool_predictions import PoolPredictions
+from mixup_inference.draws import Beta, Draws, Uniform, make_key
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.pool import Pool
 
-LabelRule = Callable[[Tensor, Tensor], Tensor]
-Labels = Literal["other", "predicted"] | Tensor | Sequence[float] | LabelRule
+Sampling = Literal["independent", "stratified"]
 Ratio = float | Uniform | Beta
 Convention = Literal["paper", "official"]
 
@@ -37,6 +37,13 @@ class MixupInference(RandomizedInference):
             ``(y_hat, u) -> y_s`` on tensors of shape (samples, draws) with u uniform on [0, 1).
         lam: the mixing ratio, the share of x: a number, or ``Uniform(a, b)`` or ``Beta(a, b)``
             for a new ratio in every draw (Appendix B.1).
+        sampling: "independent" draws, as in the paper; or "stratified" ones, which agree with
+            the answer of infinitely many draws more often. Each draw has the same distribution,
+            but labels (and random ratios) come in rounds: with MI-OL every allowed label once,
+            in random order. Fewer draws are a prefix of more in both.
+        control_variate: correct each draw by what the linearity of F says about its x_s:
+            F(x~_k) - (1 - lam_k) (F(x_s,k) - mu), where mu is the expectation of F(x_s). The
+            expectation stays the same, the variance falls, and F passes over the pool once.
         **options: draws, seed, fresh, chunk; see ``Options``.
     """
 
@@ -47,6 +54,8 @@ class MixupInference(RandomizedInference):
         *,
         labels: Labels = "other",
         lam: Ratio = 0.5,
+        sampling: Sampling = "independent",
+        control_variate: bool = False,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(model, **options)
@@ -55,7 +64,46 @@ class MixupInference(RandomizedInference):
         self.pool = pool
         self.lam = check_ratio(lam)
         self.labels = labels
+        self.sampling = check_sampling(sampling)
         self._rule = label_rule(labels, pool.classes)
+        #: How many draws are a round of stratified ones.
+        self.round = other_labels(self._rule) or pool.classes
+        self.control_variate = bool(control_variate)
+        self.predictions = PoolPredictions(pool, self._rule) if control_variate else None
+
+    def prepare(self) -> int:
+        """Pass F over the pool, if the control variate needs it; how many images passed.
+
+        Otherwise done at the first call; done anew when the model has changed.
+        """
+        if self.predictions is None:
+            return 0
+        return self.predictions.update(
+            self.model, self._classify, self._chunk_size(self.pool.images)
+        )
+
+    def average(
+        self,
+        x: Tensor,
+        look: Tensor | None,
+        stream: Stream,
+        index: Tensor,
+        draws: int | None = None,
+    ) -> Tensor:
+        """Log F_MI over the draws; with the control variate, corrected.
+
+        The correction can make a probability slightly negative. So the logarithm is that of the
+        clamped and normalised prediction, whose largest component is the same.
+        """
+        out = super().average(x, look, stream, index, draws)
+        if self.predictions is None:
+            return out
+        assert look is not None
+        self.prepare()
+        count = self.draws if draws is None else draws
+        all_k = torch.arange(count, device=x.device)
+        lam, numbers = self.partners(look, Draws(make_key(self.seed, *stream), index, all_k))
+        return self.predictions.corrected(out, look, 1 - lam, numbers)
 
     def log_probs(
         self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
@@ -98,16 +146,30 @@ class MixupInference(RandomizedInference):
 
     def partners(self, y_hat: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """The ratio lam and the number of the pool's image, for each sample and draw."""
-        y_s = self._rule(y_hat[:, None].expand(-1, len(draws.k)), draws.uniform(_LABEL))
+        uniform = draws.uniform
+        if self.sampling == "stratified":
+            uniform = partial(draws.stratified, cells=self.round)
+        choose = uniform(_LABEL)
+        y_s = self._rule(y_hat[:, None].expand_as(choose), choose)
         numbers = self.pool.draw(y_s, draws.bits(_IMAGE))
         if isinstance(self.lam, float):
             return torch.full_like(numbers, self.lam, dtype=torch.float64), numbers
-        return self.lam.quantile(draws.uniform(_RATIO)), numbers
+        return self.lam.quantile(uniform(_RATIO)), numbers
 
     def extra_repr(self) -> str:
         """What tells this defence from another."""
         rule = self.labels if isinstance(self.labels, str) else type(self.labels).__name__
-        return f"labels={rule!r}, lam={self.lam}, draws={self.draws}, seed={self.seed}"
+        return (
+            f"labels={rule!r}, lam={self.lam}, sampling={self.sampling!r}, "
+            f"control_variate={self.control_variate}, draws={self.draws}, seed={self.seed}"
+        )
+
+
+def check_sampling(sampling: object) -> Sampling:
+    """How draws relate to each other."""
+    if sampling not in ("independent", "stratified"):
+        raise unknown_name("sampling", sampling, ["independent", "stratified"])
+    return sampling
 
 
 def check_ratio(lam: object) -> Ratio:
@@ -115,90 +177,6 @@ def check_ratio(lam: object) -> Ratio:
     if isinstance(lam, Uniform | Beta):
         return lam
     return check_number(lam, what="lam", least=0, most=1)
-
-
-def label_rule(labels: Labels, classes: int) -> LabelRule:
-    """p_s(y) as a function of y_hat and uniform numbers; a function that can be pickled."""
-    if isinstance(labels, str):
-        return _named_rule(labels, classes)
-    if callable(labels) and not isinstance(labels, Tensor):
-        return _Checked(labels, classes)
-    try:
-        weights = torch.as_tensor(labels, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(
-            "labels must be 'other', 'predicted', class probabilities or a function "
-            f"(y_hat, u) -> labels; saw {labels!r}."
-        ) from None
-    if (
-        weights.shape != (classes,)
-        or not bool((weights >= 0).all())
-        or abs(weights.sum() - 1) > 1e-6
-    ):
-        raise InputError(
-            f"labels as probabilities must be {classes} non-negative numbers that sum to 1; "
-            f"saw {weights.tolist()}."
-        )
-    last = int(torch.nonzero(weights)[-1])  # rounding must not let u reach a class of weight 0
-    return _Weighted(torch.cumsum(weights, 0)[:last])
-
-
-def _named_rule(name: str, classes: int) -> LabelRule:
-    if name == "predicted":
-        return _predicted
-    if name != "other":
-        raise unknown_name("label rule", name, ["other", "predicted"])
-    if classes < 2:
-        raise InputError(f"labels='other' needs at least two classes; the pool has {classes}.")
-    return _Other(classes)
-
-
-def _predicted(y_hat: Tensor, _: Tensor) -> Tensor:
-    """MI-PL: p_s(y) = 1 for y = y_hat."""
-    return y_hat
-
-
-@dataclass(frozen=True)
-class _Other:
-    """MI-OL: uniform on the L - 1 labels other than y_hat."""
-
-    classes: int
-
-    def __call__(self, y_hat: Tensor, u: Tensor) -> Tensor:
-        y_s = (u * (self.classes - 1)).long()  # 0..L-2; skip over y_hat
-        return y_s + (y_s >= y_hat).long()
-
-
-@dataclass(frozen=True)
-class _Weighted:
-    """Given class probabilities, whatever y_hat is."""
-
-    cumulative: Tensor
-
-    def __call__(self, _: Tensor, u: Tensor) -> Tensor:
-        return torch.bucketize(u, self.cumulative.to(u.device), right=True)
-
-
-@dataclass(frozen=True)
-class _Checked:
-    """A caller's own rule, with its answers checked."""
-
-    rule: LabelRule
-    classes: int
-
-    def __call__(self, y_hat: Tensor, u: Tensor) -> Tensor:
-        y_s = self.rule(y_hat, u)
-        if not isinstance(y_s, Tensor) or y_s.shape != u.shape or y_s.is_floating_point():
-            seen = f"{y_s.dtype} of shape {tuple(y_s.shape)}" if isinstance(y_s, Tensor) else y_s
-            raise InputError(
-                f"the labels function must return integers of shape {tuple(u.shape)}; saw {seen}."
-            )
-        if bool((y_s < 0).any()) or bool((y_s >= self.classes).any()):
-            raise InputError(
-                f"the labels function returned a label outside 0..{self.classes - 1}: it lies in "
-                f"[{int(y_s.min())}, {int(y_s.max())}]."
-            )
-        return y_s.long()
 
 
 def gap(before: Tensor, after: Tensor, convention: Convention = "paper") -> Tensor:

@@ -28,11 +28,15 @@ Z95 = 1.959963984540054  # the normal quantile of a 95% interval
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How many of how many points were classified correctly, and forward passes per image."""
+    """How many of how many points were classified correctly, and forward passes per image.
+
+    ``prepared``: images that passed before, once for all points (the pool, for a control variate).
+    """
 
     correct: int
     total: int
     passes: float = math.nan
+    prepared: int = 0
 
     @property
     def value(self) -> float:
@@ -59,6 +63,8 @@ def cell_entry(accuracy: Accuracy) -> dict[str, float]:
         "low": low,
         "high": high,
     }
+    if accuracy.prepared:
+        entry["passes_once"] = accuracy.prepared
     return entry if math.isnan(accuracy.passes) else entry | {"passes_per_image": accuracy.passes}
 
 
@@ -126,6 +132,7 @@ def evaluate(
     device = device_of(classifier)
     kind = x.dtype if x.is_floating_point() else dtype_of(classifier)
     base = classifier.model if isinstance(classifier, StochasticModule) else classifier
+    prepared = classifier.prepare() if isinstance(classifier, StochasticModule) else 0
     correct = 0
     with torch.no_grad(), count_passes(base) as passes, progress.task("evaluate", len(y)) as task:
         for rows in torch.arange(len(y)).split(batch_size):
@@ -138,4 +145,4 @@ def evaluate(
             check_labels(y[rows], count=len(rows), classes=out.shape[1])
             correct += int((out.argmax(1).cpu() == y[rows].cpu()).sum())
             task.advance(len(rows))
-    return Accuracy(correct, len(y), passes.forward / len(y))
+    return Accuracy(correct, len(y), passes.forward / len(y), prepared)
