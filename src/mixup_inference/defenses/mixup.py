@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from mixup_inference.checks import check_images, check_number
 from mixup_inference.defenses.base import Options, RandomizedInference, Stream
 from mixup_inference.defenses.label_rules import Labels, label_rule, other_labels
-from mixup_inference.defenses.pool_predictions import PoolPredictions
+from mixup_inference.defenses.pool_predictions import PoolPredictions, log_of
+from mixup_inference.defenses.stopping import Stop, cannot_change, is_certain, until_decided
 from mixup_inference.draws import Beta, Draws, Uniform, make_key
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.pool import Pool
@@ -44,6 +45,11 @@ class MixupInference(RandomizedInference):
         control_variate: correct each draw by what the linearity of F says about its x_s:
             F(x~_k) - (1 - lam_k) (F(x_s,k) - mu), where mu is the expectation of F(x_s). The
             expectation stays the same, the variance falls, and F passes over the pool once.
+        stop: stop drawing for an input when its label is decided: "exact", when the draws that
+            are left cannot change it; "confident", when it is that of infinitely many draws, but
+            for the probability ``error``. ``draws`` is then the most that are made. For labels
+            only: with gradients, in ``log_probs`` and for attacks all draws are made.
+        error: the probability that "confident" stops at another label.
         **options: draws, seed, fresh, chunk; see ``Options``.
     """
 
@@ -56,9 +62,15 @@ class MixupInference(RandomizedInference):
         lam: Ratio = 0.5,
         sampling: Sampling = "independent",
         control_variate: bool = False,
+        stop: Stop | None = None,
+        error: float = 0.05,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(model, **options)
+        if stop not in (None, "exact", "confident"):
+            raise unknown_name("stop", stop, ["exact", "confident"])
+        self.stop = stop
+        self.error = check_number(error, what="error", least=1e-12, most=0.5)
         if not isinstance(pool, Pool):
             raise InputError(f"pool must be a Pool; saw {type(pool).__name__}. Use Pool(x, y).")
         self.pool = pool
@@ -103,7 +115,81 @@ class MixupInference(RandomizedInference):
         count = self.draws if draws is None else draws
         all_k = torch.arange(count, device=x.device)
         lam, numbers = self.partners(look, Draws(make_key(self.seed, *stream), index, all_k))
-        return self.predictions.corrected(out, look, 1 - lam, numbers)
+        return log_of(out.exp() - self.predictions.by_chance(look, 1 - lam, numbers).to(out))
+
+    def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
+        """The log of the averaged prediction, shape (batch, classes)."""
+        if self.stop is None or (x.requires_grad and torch.is_grad_enabled()):
+            return super().forward(x, index=index, stream=stream)
+        return self.decide(x, index=index, stream=stream)[0]
+
+    def decide(
+        self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """The log of the prediction, and how many draws each input had: all, or as ``stop`` says.
+
+        When it stops early, "exact" takes the draws that are missing to be like those that were
+        made, and its label is that of all draws; "confident" has the mean of those that were made.
+        No gradients.
+        """
+        check_images(x)
+        name, index = self._samples(x, index, stream)
+        with torch.no_grad():
+            y_hat = self._look(x)
+            if self.stop is None:
+                used = torch.full_like(y_hat, self.draws)
+                return self.average(x, y_hat, name, index), used
+            return self._sequential(x, y_hat, make_key(self.seed, *name), index)
+
+    def _sequential(
+        self, x: Tensor, y_hat: Tensor, key: int, index: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        self.prepare()
+        exact, chance = self.stop == "exact", self.predictions
+        known = x.new_zeros(len(x), self.pool.classes)
+        if exact and chance is not None:
+            all_k = torch.arange(self.draws, device=x.device)
+            lam, numbers = self.partners(y_hat, Draws(key, index, all_k))
+            known = self.draws * chance.by_chance(y_hat, 1 - lam, numbers)
+
+        def look(rows: Tensor, k: Tensor) -> Tensor:
+            lam, numbers = self.partners(y_hat[rows], Draws(key, index[rows], k[:, None]))
+            p = self._classify(self._mix(x[rows], lam[:, 0], numbers[:, 0])).exp()
+            return (
+                p
+                if exact or chance is None
+                else p - chance.by_chance(y_hat[rows], 1 - lam, numbers)
+            )
+
+        def decided(rows: Tensor, seen: Tensor, used: Tensor) -> Tensor:
+            if exact:
+                return cannot_change(seen, used, self.draws, known[rows])
+            return is_certain(seen, bound=self._bound(), error=self.error)
+
+        sums, used = until_decided(
+            look,
+            decided,
+            samples=len(x),
+            classes=self.pool.classes,
+            draws=self.draws,
+            unit=3 if exact else self.round if self.sampling == "stratified" else 5,
+            chunk=self._chunk_size(x),
+            like=x,
+        )
+        mean = sums / used[:, None]
+        if exact:
+            mean = mean - known / self.draws
+        return log_of(mean.to(x.dtype)), used
+
+    def _bound(self) -> float:
+        """No draw lowers the difference of two classes' predictions below minus this."""
+        if self.predictions is None:
+            return 1.0
+        least = (
+            self.lam if isinstance(self.lam, float) else float(self.lam.quantile(torch.zeros(1)))
+        )
+        low, high = torch.aminmax(self.predictions.mean, dim=1)
+        return 1 + (1 - least) * (1 + float((high - low).max()))
 
     def log_probs(
         self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
@@ -139,10 +225,12 @@ class MixupInference(RandomizedInference):
 
     def _transform(self, x: Tensor, look: Tensor | None, draws: Draws) -> Tensor:
         assert look is not None
-        lam, numbers = self.partners(look, draws)
+        return self._mix(x[:, None], *self.partners(look, draws))
+
+    def _mix(self, x: Tensor, lam: Tensor, numbers: Tensor) -> Tensor:
+        """x~_k of Algorithm 1."""
         lam = lam.to(x.dtype)[..., None, None, None]
-        x_s = self.pool.pixels(numbers, x.dtype)
-        return lam * x[:, None] + (1 - lam) * x_s  # x~_k of Algorithm 1
+        return lam * x + (1 - lam) * self.pool.pixels(numbers, x.dtype)
 
     def partners(self, y_hat: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """The ratio lam and the number of the pool's image, for each sample and draw."""
@@ -161,7 +249,8 @@ class MixupInference(RandomizedInference):
         rule = self.labels if isinstance(self.labels, str) else type(self.labels).__name__
         return (
             f"labels={rule!r}, lam={self.lam}, sampling={self.sampling!r}, "
-            f"control_variate={self.control_variate}, draws={self.draws}, seed={self.seed}"
+            f"control_variate={self.control_variate}, stop={self.stop!r}, draws={self.draws}, "
+            f"seed={self.seed}"
         )
 
 

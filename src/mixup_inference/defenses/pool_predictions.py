@@ -59,20 +59,24 @@ class PoolPredictions(nn.Module):
         self._made_for = state
         return len(pool)
 
-    def corrected(self, log_mean: Tensor, y_hat: Tensor, share: Tensor, numbers: Tensor) -> Tensor:
-        """Log of the mean prediction less what its x_s contributed by chance.
+    def by_chance(self, y_hat: Tensor, share: Tensor, numbers: Tensor) -> Tensor:
+        """What the drawn x_s contribute by chance to the mean prediction, (samples, classes).
 
         Args:
-            log_mean: log of the mean over the draws, (samples, classes).
             y_hat: the predictions that the labels were drawn for.
             share: 1 - lam of each draw, (samples, draws).
             numbers: of the pool's images, (samples, draws).
         """
         weight = share.to(self.each) / numbers.shape[1]
         drawn = functional.embedding_bag(numbers, self.each, per_sample_weights=weight, mode="sum")
-        chance = drawn - weight.sum(1, keepdim=True) * self.mean[y_hat]
-        p = (log_mean.exp() - chance.to(log_mean)).clamp(min=torch.finfo(log_mean.dtype).tiny)
-        return torch.log(p / p.sum(1, keepdim=True))
+        out: Tensor = drawn - weight.sum(1, keepdim=True) * self.mean[y_hat]
+        return out
+
+
+def log_of(p: Tensor) -> Tensor:
+    """The logarithm of predictions that may have slightly negative components."""
+    p = p.clamp(min=torch.finfo(p.dtype).tiny)
+    return torch.log(p / p.sum(1, keepdim=True))
 
 
 def _state_of(model: nn.Module) -> tuple[Any, ...]:
