@@ -89,14 +89,16 @@ def detector_aware(
     if isinstance(detector, MixupDetector):
         return run(
             "detector-aware", detector.inference, x, y, plan.evade, options, draws=draws,
-            ticks=len(plan.sizes), judged=detector,
+            ticks=len(plan.sizes), judged=detector, fold=False,
         )  # fmt: skip
 
     def either(batch: Batch) -> Found:
         return _either(batch, detector, plan)
 
     ticks = 2 * len(plan.sizes)
-    return run("detector-aware", detector, x, y, either, options, draws=draws, ticks=ticks)
+    return run(
+        "detector-aware", detector, x, y, either, options, draws=draws, ticks=ticks, fold=False
+    )
 
 
 @dataclass(frozen=True)

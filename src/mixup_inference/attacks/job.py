@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mixup_inference.attacks.ball import Ball, Norm, gradient_of, length
 from mixup_inference.attacks.judge import judge
 from mixup_inference.attacks.losses import get_loss
-from mixup_inference.attacks.pgd import random_targets
+from mixup_inference.attacks.pgd import quick, random_targets
 from mixup_inference.attacks.victim import Victim
 from mixup_inference.checks import (
     check_images,
@@ -136,6 +136,7 @@ def run(
     ticks: int,
     copies: int = 1,
     judged: nn.Module | None = None,
+    fold: bool = True,
 ) -> Attacked:
     """Attack all points batch by batch, count, and judge the examples.
 
@@ -150,6 +151,8 @@ def run(
         ticks: how many gradients or queries the attack makes of each batch.
         copies: how often the attack repeats each point, which bounds the batch too.
         judged: what the examples are to fool, if that is not ``defense`` itself.
+        fold: the attack sees the defence through its batches only, so that these may have it
+            around a folded copy of F, which is faster.
     """
     for option in options.keys() - Common.__optional_keys__:
         raise TypeError(str(unknown_name("option", option, Common.__optional_keys__)))
@@ -165,7 +168,8 @@ def run(
     seed = check_int(options.get("seed", 0), what="seed", least=0)
     batch_size = check_int(options.get("batch_size", 256), what="batch_size", least=1)
     ball = Ball(options.get("norm", "linf"), options.get("eps", 8 / 255))
-    victim = Victim(defense, x, seed=seed)
+    attacked = quick(defense, x, images=ticks * len(x)) if fold else defense
+    victim = Victim(attacked, x, seed=seed)
     target = _targets(victim, x, y, index, seed, options)
     one, many = victim.images(1), victim.images(check_int(draws, what="draws", least=1))
     images = max(many, copies * one)

@@ -122,7 +122,8 @@ def official_adaptive(
     size = step_size(step, options)
 
     def attack(batch: Batch) -> Found:
-        return _official(defense, batch, steps, size, samples)
+        assert isinstance(batch.victim.module, MixupInference)
+        return _official(batch.victim.module, batch, steps, size, samples)
 
     steps = check_int(steps, what="steps", least=0)
     return run(

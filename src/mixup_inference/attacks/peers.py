@@ -93,7 +93,7 @@ def peer_attack(
         last = batch.loss(examples, "ce", draws, "last")
         return Found(examples, last, torch.stack([first, last]))
 
-    return run(attack, defense, x, y, craft, options, draws=draws, ticks=1)
+    return run(attack, defense, x, y, craft, options, draws=draws, ticks=1, fold=False)
 
 
 def peer_names(library: str) -> list[str]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mixup_inference.attacks.ball import Ball, Norm, climb, gradient_of
+from mixup_inference.attacks.victim import is_random
 from mixup_inference.checks import (
     check_images,
     check_index,
@@ -18,8 +19,10 @@ from mixup_inference.checks import (
     check_number,
 )
 from mixup_inference.classifier import logits_of
+from mixup_inference.defenses import StochasticModule
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.models.folding import WORTHWHILE, faster
 from mixup_inference.progress import SILENT, Progress
 
 AttackLabels = Literal["true", "predicted"]
@@ -119,6 +122,7 @@ def pgd(
     if not at or at[0] < 0 or at[-1] > steps:
         raise InputError(f"snapshots must lie between 0 and steps = {steps}; saw {at}.")
     ball, sizes = Ball(norm, eps), at[-1] * [check_number(step, what="step", least=0)]
+    model = quick(model, x, images=at[-1] * len(x))
     start_key = make_key(check_int(seed, what="seed", least=0), "pgd start")
     parts = range(0, x.shape[0], check_int(batch_size, what="batch_size", least=1))
     out: dict[int, list[Tensor]] = {count: [] for count in at}
@@ -143,6 +147,22 @@ def pgd(
                     out[count].append(image)
     examples = {count: torch.cat(images) for count, images in out.items()}
     return examples[steps] if snapshots is None else examples
+
+
+def quick(model: nn.Module, x: Tensor, *, images: int) -> nn.Module:
+    """The same model or defence, around a folded copy of F where that pays for so many images.
+
+    Only if F has no randomness, which a copy might lose.
+    """
+    defense = model if isinstance(model, StochasticModule) else None
+    base = model if defense is None else defense.model
+    images *= 1 if defense is None else defense.draws
+    if images < WORTHWHILE or is_random(base, x):
+        return model
+    folded = faster(base, x, images=images)
+    if defense is None or folded is base:
+        return folded if defense is None else model
+    return defense.with_model(folded)
 
 
 def _gradient(

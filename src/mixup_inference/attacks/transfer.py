@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from mixup_inference.attacks.eot import better
 from mixup_inference.attacks.job import Attacked, Batch, Common, Found, run, step_size
-from mixup_inference.attacks.pgd import pgd
+from mixup_inference.attacks.pgd import pgd, quick
 from mixup_inference.attacks.victim import base_of, seeded
-from mixup_inference.checks import check_int
+from mixup_inference.checks import check_images, check_int
 from mixup_inference.classifier import Passes, count_passes
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import InputError
@@ -48,7 +48,13 @@ def transfer(
         **options: see ``Common``.
     """
     base = base_of(defense)
-    models = list(surrogates) or [base]
+    check_int(steps, what="steps", least=0)
+    check_images(x)
+    given = list(surrogates) or [base]
+    for model in given:
+        if not isinstance(model, nn.Module):
+            raise InputError(f"surrogates must be torch modules; saw {type(model).__name__}.")
+    models = [quick(model, x, images=steps * len(x)) for model in given]
     size = step_size(step, options)
 
     def attack(batch: Batch) -> Found:
@@ -83,8 +89,5 @@ def transfer(
         assert best is not None
         return best
 
-    check_int(steps, what="steps", least=0)
-    for model in models:
-        if not isinstance(model, nn.Module):
-            raise InputError(f"surrogates must be torch modules; saw {type(model).__name__}.")
-    return run("transfer", defense, x, y, attack, options, draws=draws, ticks=len(models))
+    ticks = len(models)
+    return run("transfer", defense, x, y, attack, options, draws=draws, ticks=ticks, fold=False)

@@ -190,6 +190,11 @@ def seeded(seed: int, module: nn.Module, x: Tensor) -> Iterator[None]:
             part.calls = count
 
 
+def is_random(module: nn.Module, x: Tensor) -> bool:
+    """Whether the same image can get different answers from a module."""
+    return _kind(module, x[:4]) not in ("frozen", "fixed")
+
+
 def base_of(module: nn.Module) -> nn.Module:
     """F: the model inside the first defence of ours in a module, or the module itself."""
     for part in module.modules():

@@ -69,9 +69,17 @@ class StochasticModule(nn.Module, ABC):
 
     def reseed(self, seed: int) -> None:
         """Start over with the draws of another seed."""
-        # How many calls without ``index`` there were: each has draws of its own.
         self.seed = check_int(seed, what="seed", least=0)
-        self.calls = 0
+        self._calls = [0]  # in a list, which copies around another model share
+
+    @property
+    def calls(self) -> int:
+        """How many calls without ``index`` there were: each has draws of its own."""
+        return self._calls[0]
+
+    @calls.setter
+    def calls(self, count: int) -> None:
+        self._calls[0] = count
 
     def prepare(self) -> int:
         """Do what is done once and not for each call; how many images passed through F for it."""
@@ -95,6 +103,12 @@ class StochasticModule(nn.Module, ABC):
         """The same defence with its randomness removed: the same draws for every row and call."""
         twin = copy.copy(self)
         twin.fresh = False
+        return twin
+
+    def with_model(self, model: nn.Module) -> Self:
+        """The same defence around another copy of the same model, such as a faster one."""
+        twin = copy.copy(self)
+        twin._modules = self._modules | {"model": model}
         return twin
 
     def predict_proba(

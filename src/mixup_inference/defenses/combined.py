@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Unpack
+from typing import Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +76,12 @@ class CombinedInference(StochasticModule):
     def defender(self) -> MixupInference:
         """MI-OL."""
         return self._parts[1]
+
+    def with_model(self, model: nn.Module) -> Self:
+        """The same defence around another copy of the same model, such as a faster one."""
+        twin = super().with_model(model)
+        twin._parts = (self._parts[0].with_model(model), self._parts[1].with_model(model))
+        return twin
 
     def prepare(self) -> int:
         """Pass F over the pool for the control variates; how many images passed."""

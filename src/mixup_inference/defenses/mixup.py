@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal, Unpack
+from typing import Literal, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +82,14 @@ class MixupInference(RandomizedInference):
         self.round = other_labels(self._rule) or pool.classes
         self.control_variate = bool(control_variate)
         self.predictions = PoolPredictions(pool, self._rule) if control_variate else None
+
+    def with_model(self, model: nn.Module) -> Self:
+        """The same defence around another copy of the same model, such as a faster one."""
+        twin = super().with_model(model)
+        if self.predictions is not None:
+            self.prepare()
+            twin.predictions = self.predictions.for_model(model)
+        return twin
 
     def prepare(self) -> int:
         """Pass F over the pool, if the control variate needs it; how many images passed.

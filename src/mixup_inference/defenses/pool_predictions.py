@@ -7,8 +7,9 @@ and its expectation is zero whatever F is, so it can be subtracted.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,12 @@ class PoolPredictions(nn.Module):
         self.mean = (self._weights.to(by_class) @ by_class).to(dtype)
         self._made_for = state
         return len(pool)
+
+    def for_model(self, model: nn.Module) -> Self:
+        """The same predictions, taken to be those of a copy of the model."""
+        twin = copy.copy(self)
+        twin._made_for = _state_of(model)
+        return twin
 
     def by_chance(self, y_hat: Tensor, share: Tensor, numbers: Tensor) -> Tensor:
         """What the drawn x_s contribute by chance to the mean prediction, (samples, classes).
