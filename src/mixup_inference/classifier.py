@@ -122,3 +122,9 @@ def dtype_of(module: nn.Module) -> torch.dtype:
 def device_of(module: nn.Module) -> torch.device:
     """The device of a module's first parameter (the CPU when it has none)."""
     return next((p.device for p in module.parameters()), torch.device("cpu"))
+
+
+def state_of(module: nn.Module) -> tuple[Any, ...]:
+    """Changes whenever weights or statistics are changed in place, replaced, moved or converted."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return tuple((id(t), t.data_ptr(), t._version, t.dtype, t.device) for t in tensors)

@@ -6,16 +6,17 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mixup_inference.checks import check_images, check_index, check_int
-from mixup_inference.classifier import check_model, logits_of, refuse_probabilities
+from mixup_inference.classifier import check_model, logits_of, refuse_probabilities, state_of
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import unknown_name
+from mixup_inference.models.engines import ENGINES, Run, make_engine
 
 #: Default size of a chunk, in pixels (channels included): 1,024 images of CIFAR's size.
 CHUNK_PIXELS = 1024 * 3 * 32 * 32
@@ -30,12 +31,15 @@ class Options(TypedDict, total=False):
     seed: what the draws are made from, together with ``index`` and ``stream``.
     fresh: without ``index``, new draws at every call (True); False freezes them.
     chunk: how many images pass through F at once; by default what 1,024 CIFAR images fill.
+    engine: what computes F where no gradient is asked for: "eager" (the model as it is), "folded",
+        "compiled", "onnx", "openvino", or "auto" for the fastest; see ``make_engine``.
     """
 
     draws: int
     seed: int
     fresh: bool
     chunk: int | None
+    engine: str
 
 
 def images_at_once(images: Tensor, most: int = 1024) -> int:
@@ -63,6 +67,10 @@ class StochasticModule(nn.Module, ABC):
         self.draws = check_int(options.get("draws", 30), what="draws", least=1)
         self.fresh = bool(options.get("fresh", True))
         self.chunk = None if chunk is None else check_int(chunk, what="chunk", least=1)
+        self.engine = options.get("engine", "eager")
+        if self.engine not in (*ENGINES, "auto"):
+            raise unknown_name("engine", self.engine, [*ENGINES, "auto"])
+        self._made: tuple[Any, Run] | None = None  # the model's state, and the engine for it
         self._seen_logits = False
         self.training = False  # made for inference; libraries warn about modules that train
         self.reseed(options.get("seed", 0))
@@ -142,11 +150,28 @@ class StochasticModule(nn.Module, ABC):
 
     def _classify(self, x: Tensor) -> Tensor:
         """Log softmax F(x); the first batch ever seen is checked for being logits."""
-        logits = logits_of(self.model, x)
+        wants_graph = torch.is_grad_enabled() and x.requires_grad
+        if self.engine == "eager" or wants_graph:
+            logits = logits_of(self.model, x)
+        else:
+            logits = self._run_engine(x)
         if not self._seen_logits:
             refuse_probabilities(logits)
             self._seen_logits = True
         return torch.log_softmax(logits, dim=1)
+
+    def _run_engine(self, x: Tensor) -> Tensor:
+        state = state_of(self.model)
+        if self._made is None or self._made[0] != state:
+            self._made = state, make_engine(self.engine, self.model, x)
+        logits = self._made[1](x)
+        for hook in self.model._forward_hooks.values():  # those that count passes, for instance
+            hook(self.model, (x,), logits)
+        return logits
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the engine, which cannot be copied and is made again."""
+        return self.__dict__ | {"_made": None}
 
 
 def _graph_for(x: Tensor) -> torch.set_grad_enabled:

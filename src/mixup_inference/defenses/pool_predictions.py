@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mixup_inference.checks import as_pixels
-from mixup_inference.classifier import dtype_of
+from mixup_inference.classifier import dtype_of, state_of
 from mixup_inference.defenses.label_rules import LabelRule, rule_weights
 from mixup_inference.errors import InputError
 from mixup_inference.pool import Pool
@@ -47,7 +47,7 @@ class PoolPredictions(nn.Module):
     def update(self, model: nn.Module, log_probs: Callable[[Tensor], Tensor], at_once: int) -> int:
         """Compute them, unless they are there for the model as it is now; how many passed."""
         pool = self._pool[0]
-        state = _state_of(model)
+        state = state_of(model)
         if self._made_for == state:
             return 0
         dtype = dtype_of(model)
@@ -63,7 +63,7 @@ class PoolPredictions(nn.Module):
     def for_model(self, model: nn.Module) -> Self:
         """The same predictions, taken to be those of a copy of the model."""
         twin = copy.copy(self)
-        twin._made_for = _state_of(model)
+        twin._made_for = state_of(model)
         return twin
 
     def by_chance(self, y_hat: Tensor, share: Tensor, numbers: Tensor) -> Tensor:
@@ -84,9 +84,3 @@ def log_of(p: Tensor) -> Tensor:
     """The logarithm of predictions that may have slightly negative components."""
     p = p.clamp(min=torch.finfo(p.dtype).tiny)
     return torch.log(p / p.sum(1, keepdim=True))
-
-
-def _state_of(model: nn.Module) -> tuple[Any, ...]:
-    """Changes whenever weights or statistics are changed in place, replaced, moved or converted."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return tuple((id(t), t.data_ptr(), t._version, t.dtype, t.device) for t in tensors)

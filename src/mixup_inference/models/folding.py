@@ -46,6 +46,7 @@ def fold(model: nn.Module) -> nn.Module:
     depend on values), batch norms stay what they are.
     """
     twin = copy.deepcopy(model).eval().requires_grad_(requires_grad=False)
+    twin._forward_hooks.clear()
     return ChannelsLast(_fold_traced(twin)).eval()
 
 

@@ -1,0 +1,147 @@
+"""What computes F when no gradient is asked for: torch as it is, or something faster.
+
+Every engine is compared with the model itself before it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mixup_inference.classifier import eval_mode, unwrap
+from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.models.folding import fold
+
+Run = Callable[[Tensor], Tensor]
+
+#: Largest difference of log-probabilities from those of the model itself.
+TOLERANCE = 1e-4
+_ROUNDS = 3
+
+
+def make_engine(name: str, model: nn.Module, x: Tensor) -> Run:
+    """An engine by its name, checked on the images x; "auto" is the fastest on them.
+
+    "auto" leaves out "compiled", which takes longer to set up than most evaluations last.
+    """
+    if name == "auto":
+        return _fastest(model, x)
+    if name not in ENGINES:
+        raise unknown_name("engine", name, [*ENGINES, "auto"])
+    run = ENGINES[name](model, x)
+    with torch.no_grad():
+        difference = (_log_probs(run, x) - _log_probs(_eager(model, x), x)).abs().max()
+    if not float(difference) <= TOLERANCE:
+        raise InputError(
+            f"the engine {name!r} differs from the model by {float(difference):.2g} in a "
+            f"log-probability (allowed: {TOLERANCE:g}); use another engine."
+        )
+    return run
+
+
+def _fastest(model: nn.Module, x: Tensor) -> Run:
+    candidates: list[Run] = []
+    for name in ENGINES.keys() - {"compiled"}:
+        try:
+            candidates.append(make_engine(name, model, x))
+        except InputError:  # not installed, or not the same function
+            continue
+    spent = [[_seconds(run, x) for run in candidates] for _ in range(_ROUNDS)]
+    best = min(range(len(candidates)), key=lambda i: min(round_[i] for round_ in spent))
+    return candidates[best]
+
+
+def _seconds(run: Run, x: Tensor) -> float:
+    start = time.perf_counter()
+    with torch.no_grad():
+        run(x)
+    return time.perf_counter() - start
+
+
+def _log_probs(run: Run, x: Tensor) -> Tensor:
+    return torch.log_softmax(run(x), dim=1)
+
+
+def _eager(model: nn.Module, _: Tensor) -> Run:
+    def run(x: Tensor) -> Tensor:
+        with eval_mode(model):
+            out: Tensor = unwrap(model.forward(x))  # without hooks, which are the caller's
+        return out
+
+    return run
+
+
+def _folded(model: nn.Module, x: Tensor) -> Run:
+    return _eager(fold(model), x)
+
+
+def _compiled(model: nn.Module, _: Tensor) -> Run:
+    twin = torch.compile(fold(model))
+
+    def run(x: Tensor) -> Tensor:
+        out: Tensor = unwrap(twin(x))
+        return out
+
+    return run
+
+
+def _onnx(model: nn.Module, x: Tensor) -> Run:
+    runtime, _ = _library("onnxruntime", "engines"), _library("onnxscript", "engines")
+    with eval_mode(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            model, (x[:2],), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},),
+            verbose=False,
+        )  # fmt: skip
+    assert program is not None
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = runtime.InferenceSession(
+        program.model_proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    name = session.get_inputs()[0].name
+
+    def run(x: Tensor) -> Tensor:
+        (out,) = session.run(None, {name: x.contiguous().cpu().numpy()})
+        return torch.from_numpy(out).to(x)
+
+    return run
+
+
+def _openvino(model: nn.Module, x: Tensor) -> Run:
+    openvino = _library("openvino", "engines")
+    with eval_mode(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = openvino.convert_model(model, example_input=x[:2])
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    compiled = openvino.compile_model(program, "CPU", settings)
+
+    def run(x: Tensor) -> Tensor:
+        out = compiled(x.contiguous().cpu().numpy())[0]
+        return torch.from_numpy(out.copy()).to(x)
+
+    return run
+
+
+def _library(name: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InputError(
+            f"this engine needs {name}: {error}. Run `pip install mixup-inference[{extra}]`."
+        ) from error
+
+
+ENGINES: dict[str, Callable[[nn.Module, Tensor], Run]] = {
+    "eager": _eager,
+    "folded": _folded,
+    "compiled": _compiled,
+    "onnx": _onnx,
+    "openvino": _openvino,
+}
