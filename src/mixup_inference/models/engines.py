@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mixup_inference.classifier import eval_mode, unwrap
 from mixup_inference.errors import InputError, unknown_name
-from mixup_inference.models.folding import fold
+from mixup_inference.models.folding import bare, fold
 
 Run = Callable[[Tensor], Tensor]
 
@@ -93,10 +93,10 @@ def _compiled(model: nn.Module, _: Tensor) -> Run:
 
 def _onnx(model: nn.Module, x: Tensor) -> Run:
     runtime, _ = _library("onnxruntime", "engines"), _library("onnxscript", "engines")
-    with eval_mode(model), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            model, (x[:2],), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},),
+            bare(model), (x[:2],), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},),
             verbose=False,
         )  # fmt: skip
     assert program is not None
@@ -116,9 +116,9 @@ def _onnx(model: nn.Module, x: Tensor) -> Run:
 
 def _openvino(model: nn.Module, x: Tensor) -> Run:
     openvino = _library("openvino", "engines")
-    with eval_mode(model), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program = openvino.convert_model(model, example_input=x[:2])
+        program = openvino.convert_model(bare(model), example_input=x[:2])
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
     compiled = openvino.compile_model(program, "CPU", settings)
 

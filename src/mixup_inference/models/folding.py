@@ -45,9 +45,14 @@ def fold(model: nn.Module) -> nn.Module:
     Later changes of the model do not reach it. Where the network cannot be traced (its steps
     depend on values), batch norms stay what they are.
     """
+    return ChannelsLast(_fold_traced(bare(model))).eval()
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """A copy in eval mode, without weight gradients and without the hooks on it."""
     twin = copy.deepcopy(model).eval().requires_grad_(requires_grad=False)
     twin._forward_hooks.clear()
-    return ChannelsLast(_fold_traced(twin)).eval()
+    return twin
 
 
 def faster(model: nn.Module, x: Tensor, *, images: int) -> nn.Module:
