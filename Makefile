@@ -8,12 +8,13 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 TORCH  := torch==2.13.0
 SPEC   ?= digits
 
-.PHONY: help run test slow lint format clean
+.PHONY: help run test slow bench lint format clean
 
 help:
 	@echo "make run     set up, then run the digits experiment (SPEC=name or file for another)"
 	@echo "make test    set up, then run the tests"
 	@echo "make slow    the tests that take minutes"
+	@echo "make bench   measure speed against the limit and against peers (some minutes)"
 	@echo "make lint    formatting, lint, types, import layers"
 	@echo "make format  apply the formatter"
 	@echo "make clean   remove .venv and caches (runs/ is kept)"
@@ -42,6 +43,9 @@ test: $(VENV)/.dev-ready
 
 slow: $(VENV)/.dev-ready
 	@$(BIN)/python -m pytest -q -m slow
+
+bench: $(VENV)/.dev-ready
+	@$(BIN)/python -m benchmarks
 
 lint: $(VENV)/.dev-ready
 	@$(BIN)/ruff format --check .

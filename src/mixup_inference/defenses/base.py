@@ -13,7 +13,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mixup_inference.checks import check_images, check_index, check_int
-from mixup_inference.classifier import check_model, logits_of, refuse_probabilities, state_of
+from mixup_inference.classifier import (
+    batch_for,
+    check_model,
+    logits_of,
+    refuse_probabilities,
+    state_of,
+)
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import unknown_name
 from mixup_inference.models.engines import ENGINES, Run, make_engine
@@ -152,7 +158,8 @@ class StochasticModule(nn.Module, ABC):
         """Log softmax F(x); the first batch ever seen is checked for being logits."""
         wants_graph = torch.is_grad_enabled() and x.requires_grad
         if self.engine == "eager" or wants_graph:
-            logits = logits_of(self.model, x)
+            parts = x.split(batch_for(x))
+            logits = torch.cat([logits_of(self.model, part) for part in parts])
         else:
             logits = self._run_engine(x)
         if not self._seen_logits:

@@ -238,7 +238,8 @@ class MixupInference(RandomizedInference):
     def _mix(self, x: Tensor, lam: Tensor, numbers: Tensor) -> Tensor:
         """x~_k of Algorithm 1."""
         lam = lam.to(x.dtype)[..., None, None, None]
-        return lam * x + (1 - lam) * self.pool.pixels(numbers, x.dtype)
+        x_s = self.pool.pixels(numbers, x.dtype)  # a copy, so that it can be mixed in place
+        return x_s.mul_(1 - lam).addcmul_(lam, x)
 
     def partners(self, y_hat: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """The ratio lam and the number of the pool's image, for each sample and draw."""

@@ -96,7 +96,7 @@ def _onnx(model: nn.Module, x: Tensor) -> Run:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            bare(model), (x[:2],), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},),
+            bare(model), (_pair(x),), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},),
             verbose=False,
         )  # fmt: skip
     assert program is not None
@@ -118,7 +118,7 @@ def _openvino(model: nn.Module, x: Tensor) -> Run:
     openvino = _library("openvino", "engines")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program = openvino.convert_model(bare(model), example_input=x[:2])
+        program = openvino.convert_model(bare(model), example_input=_pair(x))
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
     compiled = openvino.compile_model(program, "CPU", settings)
 
@@ -127,6 +127,11 @@ def _openvino(model: nn.Module, x: Tensor) -> Run:
         return torch.from_numpy(out.copy()).to(x)
 
     return run
+
+
+def _pair(x: Tensor) -> Tensor:
+    """Two images: a batch of one would be taken for a fixed size."""
+    return x[:1].repeat(2, 1, 1, 1)
 
 
 def _library(name: str, extra: str) -> Any:

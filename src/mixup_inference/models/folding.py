@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-from mixup_inference.classifier import eval_mode, unwrap
+from mixup_inference.classifier import batch_for, eval_mode, unwrap
 
 _FUSE: dict[type[nn.Module], Callable[..., nn.Module]] = {
     nn.Conv1d: fuse_conv_bn_eval,
@@ -22,12 +22,12 @@ _FUSE: dict[type[nn.Module], Callable[..., nn.Module]] = {
     nn.Linear: fuse_linear_bn_eval,
 }
 #: Fewer images than this are through before a copy is made.
-WORTHWHILE = 2000
+WORTHWHILE = 500
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class ChannelsLast(nn.Module):
-    """Hands its images on in the memory format channels-last."""
+    """Hands its images on in the memory format channels-last, as many at once as are best."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -35,7 +35,13 @@ class ChannelsLast(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """What the model returns."""
-        out: Tensor = self.model(x.contiguous(memory_format=torch.channels_last))
+        x = x.contiguous(memory_format=torch.channels_last)
+        if len(x) <= (most := batch_for(x)):
+            return self._logits(x)
+        return torch.cat([self._logits(part) for part in x.split(most)])
+
+    def _logits(self, x: Tensor) -> Tensor:
+        out: Tensor = unwrap(self.model(x))
         return out
 
 
