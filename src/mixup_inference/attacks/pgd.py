@@ -22,7 +22,7 @@ from mixup_inference.classifier import logits_of
 from mixup_inference.defenses import StochasticModule
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError, unknown_name
-from mixup_inference.models.folding import WORTHWHILE, faster
+from mixup_inference.models.folding import WORTHWHILE, faster, is_watched
 from mixup_inference.progress import SILENT, Progress
 
 AttackLabels = Literal["true", "predicted"]
@@ -157,7 +157,7 @@ def quick(model: nn.Module, x: Tensor, *, images: int) -> nn.Module:
     defense = model if isinstance(model, StochasticModule) else None
     base = model if defense is None else defense.model
     images *= 1 if defense is None else defense.draws
-    if images < WORTHWHILE or is_random(base, x):
+    if images < WORTHWHILE or is_watched(base) or is_random(base, x):
         return model
     folded = faster(base, x, images=images)
     if defense is None or folded is base:

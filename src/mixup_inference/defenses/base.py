@@ -119,11 +119,12 @@ class StochasticModule(nn.Module, ABC):
         twin.fresh = False
         return twin
 
-    def with_model(self, model: nn.Module) -> Self:
-        """The same defence around another copy of the same model, such as a faster one."""
-        twin = copy.copy(self)
-        twin._modules = self._modules | {"model": model}
-        return twin
+    def with_model(self, model: nn.Module) -> Self:  # noqa: ARG002
+        """The same defence around another copy of the same model, such as a faster one.
+
+        Itself, where a subclass does not say how.
+        """
+        return self
 
     def predict_proba(
         self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
@@ -215,6 +216,12 @@ class RandomizedInference(StochasticModule):
         check_images(x)
         name, index = self._samples(x, index, stream)
         return self.average(x, self._look(x), name, index)
+
+    def with_model(self, model: nn.Module) -> Self:
+        """The same defence around another copy of the same model, such as a faster one."""
+        twin = copy.copy(self)
+        twin._modules = self._modules | {"model": model}
+        return twin
 
     @abstractmethod
     def _transform(self, x: Tensor, look: Tensor | None, draws: Draws) -> Tensor:

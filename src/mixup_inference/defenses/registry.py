@@ -40,7 +40,7 @@ def settings_of(kind: str) -> set[str]:
     """The names of the settings that a defence takes.
 
     >>> sorted(settings_of("gaussian"))
-    ['chunk', 'clip', 'draws', 'fresh', 'seed', 'sigma']
+    ['chunk', 'clip', 'draws', 'engine', 'fresh', 'seed', 'sigma']
     """
     if kind == "none":
         return set()

@@ -71,13 +71,16 @@ def faster(model: nn.Module, x: Tensor, *, images: int) -> nn.Module:
         x: some images, on which the two are compared.
         images: how many are going to pass.
     """
-    parts = list(model.modules())
-    convolves = any(isinstance(part, nn.Conv2d) for part in parts)
-    watched = any(part._forward_hooks or part._forward_pre_hooks for part in parts)
-    if images < WORTHWHILE or not convolves or watched or model.training:
+    convolves = any(isinstance(part, nn.Conv2d) for part in model.modules())
+    if images < WORTHWHILE or not convolves or is_watched(model) or model.training:
         return model
     folded = fold(model)
     return folded if is_same(model, folded, x[:8]) else model
+
+
+def is_watched(model: nn.Module) -> bool:
+    """Whether hooks look at what passes through the model or a part of it."""
+    return any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
 def is_same(a: nn.Module, b: nn.Module, x: Tensor, tolerance: float = 1e-4) -> bool:
