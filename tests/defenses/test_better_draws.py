@@ -206,6 +206,8 @@ def test_the_pool_passes_once_and_again_when_the_model_changes():
     torch.testing.assert_close(mi.predictions.each, model(POOL.images).softmax(1))
     found = evaluate(MixupInference(model, POOL, control_variate=True, draws=3), X, INDEX % L)
     assert (found.passes, found.prepared) == (4, 12)
+    again = evaluate(mi, X, INDEX % L)  # prepared before: the same report
+    assert (again.passes, again.prepared) == (4, 12)
 
 
 @pytest.mark.parametrize("better", BETTER)

@@ -248,6 +248,13 @@ def test_the_plan_counts_the_checks_about_right(run):
     assert 0.6 < expected.backward / passes.backward < 1.7
 
 
+def test_a_row_has_one_defence(run):
+    """So that what it prepares, F on the whole pool for instance, is prepared once."""
+    experiment, _, _ = run
+    for row in experiment.spec.rows:
+        assert experiment.defense(row) is experiment.defense(row)
+
+
 def test_a_damaged_file_is_made_again(run, spec):
     experiment, (document, _), _ = run
     listener = Counting()

@@ -95,6 +95,11 @@ class StochasticModule(nn.Module, ABC):
     def calls(self, count: int) -> None:
         self._calls[0] = count
 
+    @property
+    def passes_once(self) -> int:
+        """How many images pass through F to prepare the defence, once for all calls."""
+        return 0
+
     def prepare(self) -> int:
         """Do what is done once and not for each call; how many images passed through F for it."""
         return 0

@@ -85,6 +85,11 @@ class CombinedInference(StochasticModule):
         twin._parts = (self._parts[0].with_model(model), self._parts[1].with_model(model))
         return twin
 
+    @property
+    def passes_once(self) -> int:
+        """How many images pass through F to prepare both parts."""
+        return sum(part.passes_once for part in self._parts)
+
     def prepare(self) -> int:
         """Pass F over the pool for the control variates; how many images passed."""
         return sum(part.prepare() for part in self._parts)

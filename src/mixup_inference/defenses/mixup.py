@@ -91,6 +91,11 @@ class MixupInference(RandomizedInference):
             twin.predictions = self.predictions.for_model(model)
         return twin
 
+    @property
+    def passes_once(self) -> int:
+        """How many images pass through F to prepare the defence: the pool, if it is corrected."""
+        return 0 if self.predictions is None else len(self.pool)
+
     def prepare(self) -> int:
         """Pass F over the pool, if the control variate needs it; how many images passed.
 

@@ -132,7 +132,10 @@ def evaluate(
     device = device_of(classifier)
     kind = x.dtype if x.is_floating_point() else dtype_of(classifier)
     base = classifier.model if isinstance(classifier, StochasticModule) else classifier
-    prepared = classifier.prepare() if isinstance(classifier, StochasticModule) else 0
+    prepared = 0
+    if isinstance(classifier, StochasticModule):
+        classifier.prepare()
+        prepared = classifier.passes_once
     correct = 0
     with torch.no_grad(), count_passes(base) as passes, progress.task("evaluate", len(y)) as task:
         for rows in torch.arange(len(y)).split(batch_size):

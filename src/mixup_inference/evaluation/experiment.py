@@ -75,6 +75,7 @@ class Experiment:
         self.listener = listener or Listener()
         self.progress = progress
         self._models: dict[str, nn.Module] = {}
+        self._defenses: dict[str, nn.Module] = {}
         self._answer_hashes: dict[str, str] = {}
         self._point_hashes: dict[str, str] = {}
         self._examples: dict[tuple[str, str, str], dict[int, Tensor]] = {}
@@ -408,13 +409,17 @@ class Experiment:
         return tensors, facts
 
     def defense(self, row: RowSpec) -> nn.Module:
-        """The defended model of a row."""
+        """The defended model of a row; one module, so that what it prepares is prepared once."""
+        if row.title in self._defenses:
+            return self._defenses[row.title]
         options: dict[str, Any] = (
             {} if row.defense == "none" else {"draws": self.spec.draws, "seed": self.spec.seed}
         )
-        return make_defense(
+        made = make_defense(
             row.defense, self.model(row.model), self.pool, **row.settings, **options
         ).to(self.device)
+        self._defenses[row.title] = made
+        return made
 
     def _read_cell(self, path: Path) -> Accuracy | None:
         if not path.exists():
