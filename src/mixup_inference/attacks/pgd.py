@@ -160,9 +160,9 @@ def quick(model: nn.Module, x: Tensor, *, images: int) -> nn.Module:
     if images < WORTHWHILE or is_watched(base) or is_random(base, x):
         return model
     folded = faster(base, x, images=images)
-    if defense is None or folded is base:
-        return folded if defense is None else model
-    return defense.with_model(folded)
+    if folded is base:
+        return model
+    return folded if defense is None else defense.with_model(folded)
 
 
 def _gradient(

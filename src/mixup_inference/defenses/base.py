@@ -131,6 +131,12 @@ class StochasticModule(nn.Module, ABC):
         """
         return self
 
+    def _around(self, model: nn.Module) -> Self:
+        """A shallow copy with another model."""
+        twin = copy.copy(self)
+        twin._modules = self._modules | {"model": model}
+        return twin
+
     def predict_proba(
         self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
     ) -> Tensor:
@@ -224,9 +230,7 @@ class RandomizedInference(StochasticModule):
 
     def with_model(self, model: nn.Module) -> Self:
         """The same defence around another copy of the same model, such as a faster one."""
-        twin = copy.copy(self)
-        twin._modules = self._modules | {"model": model}
-        return twin
+        return self._around(model)
 
     @abstractmethod
     def _transform(self, x: Tensor, look: Tensor | None, draws: Draws) -> Tensor:

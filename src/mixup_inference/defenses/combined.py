@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 from typing import Self, Unpack
 
@@ -80,8 +79,7 @@ class CombinedInference(StochasticModule):
 
     def with_model(self, model: nn.Module) -> Self:
         """The same defence around another copy of the same model, such as a faster one."""
-        twin = copy.copy(self)
-        twin._modules = self._modules | {"model": model}
+        twin = self._around(model)
         twin._parts = (self._parts[0].with_model(model), self._parts[1].with_model(model))
         return twin
 

@@ -158,7 +158,7 @@ class MixupInference(RandomizedInference):
         self, x: Tensor, y_hat: Tensor, key: int, index: Tensor
     ) -> tuple[Tensor, Tensor]:
         self.prepare()
-        exact, chance = self.stop == "exact", self.predictions
+        exact, chance, bound = self.stop == "exact", self.predictions, self._bound()
         known = x.new_zeros(len(x), self.pool.classes)
         if exact and chance is not None:
             all_k = torch.arange(self.draws, device=x.device)
@@ -168,16 +168,14 @@ class MixupInference(RandomizedInference):
         def look(rows: Tensor, k: Tensor) -> Tensor:
             lam, numbers = self.partners(y_hat[rows], Draws(key, index[rows], k[:, None]))
             p = self._classify(self._mix(x[rows], lam[:, 0], numbers[:, 0])).exp()
-            return (
-                p
-                if exact or chance is None
-                else p - chance.by_chance(y_hat[rows], 1 - lam, numbers)
-            )
+            if exact or chance is None:
+                return p
+            return p - chance.by_chance(y_hat[rows], 1 - lam, numbers)
 
         def decided(rows: Tensor, seen: Tensor, used: Tensor) -> Tensor:
             if exact:
                 return cannot_change(seen, used, self.draws, known[rows])
-            return is_certain(seen, bound=self._bound(), error=self.error)
+            return is_certain(seen, bound=bound, error=self.error)
 
         sums, used = until_decided(
             look,
