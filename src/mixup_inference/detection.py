@@ -9,7 +9,7 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.checks import check_number
+from mixup_inference.checks import check_images, check_number
 from mixup_inference.defenses.base import Options
 from mixup_inference.defenses.mixup import (
     Convention,
@@ -19,6 +19,7 @@ from mixup_inference.defenses.mixup import (
     check_convention,
     gap,
 )
+from mixup_inference.defenses.stopping import Stop
 from mixup_inference.errors import InputError
 from mixup_inference.pool import Pool
 
@@ -147,6 +148,9 @@ class MixupDetector(nn.Module):
     variant, the difference of the maxima. MI-PL (``labels="predicted"``) is the paper's choice
     for detection.
 
+    ``stop="exact"`` or ``"confident"`` stops drawing for an input as soon as it is decided whether
+    its score exceeds the threshold (``detect``); scores are always made of all draws.
+
     >>> from torch import nn
     >>> images, labels = torch.rand(20, 1, 4, 4), torch.arange(20) % 2
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
@@ -167,6 +171,8 @@ class MixupDetector(nn.Module):
         convention: Convention = "paper",
         sampling: Sampling = "independent",
         control_variate: bool = False,
+        stop: Stop | None = None,
+        error: float = 0.05,
         **options: Unpack[Options],
     ) -> None:
         super().__init__()
@@ -177,6 +183,8 @@ class MixupDetector(nn.Module):
             lam=lam,
             sampling=sampling,
             control_variate=control_variate,
+            stop=stop,
+            error=error,
             **options,
         )
         self.convention = check_convention(convention)
@@ -219,9 +227,21 @@ class MixupDetector(nn.Module):
 
     def detect(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
         """True for each input whose score exceeds the threshold."""
+        return self.decide(x, index=index, stream=stream)[0]
+
+    @torch.no_grad()
+    def decide(
+        self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Whether each input is detected, and how many draws it had: all, or as ``stop`` says."""
         if self.threshold is None:
             raise InputError("the detector has no threshold; call calibrate(x_clean) first.")
-        return self.score(x, index=index, stream=stream).detach() > self.threshold
+        check_images(x)
+        before = self.inference.base_log_probs(x)
+        found, _, used = self.inference.gap_exceeds(
+            x, before, *self.inference.samples_of(x, index, stream), self.threshold, self.convention
+        )
+        return found, used
 
     def extra_repr(self) -> str:
         """What tells this detector from another."""

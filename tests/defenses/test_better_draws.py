@@ -129,7 +129,7 @@ def test_unbiased_against_enumeration(labels, better):
 def raw(mi, x, index):
     """What the logarithm is taken of, before it is clamped and normalised."""
     look = mi.base_log_probs(x).argmax(1)
-    name, _ = mi._samples(x, index, 0)
+    name, _ = mi.samples_of(x, index, 0)
     p = super(MixupInference, mi).average(x, look, name, index).exp()
     if mi.predictions is None:
         return p

@@ -10,8 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from mixup_inference import InputError, MixupInference, Pool, Uniform, evaluate, pgd
-from mixup_inference.defenses.stopping import is_certain, until_decided
+from mixup_inference import (
+    CombinedInference,
+    InputError,
+    MixupDetector,
+    MixupInference,
+    Pool,
+    Uniform,
+    evaluate,
+    pgd,
+)
+from mixup_inference.defenses.stopping import WhichLabel, WhichSide, until_decided
 
 torch.manual_seed(0)
 L = 4
@@ -49,6 +58,43 @@ def test_exact_has_the_label_of_all_draws(labels, sampling, variate, lam, draws,
     assert int(used.max()) <= draws
     torch.testing.assert_close(log_p[used == draws], full[used == draws])
     torch.testing.assert_close(log_p.exp().sum(1), torch.ones(40).double())
+
+
+@given(
+    convention=st.sampled_from(["paper", "official"]),
+    sampling=st.sampled_from(["independent", "stratified"]),
+    variate=st.booleans(),
+    lam=st.sampled_from([0.2, 0.5, Uniform(0.2, 0.8)]),
+    draws=st.integers(1, 20),
+    scale=st.sampled_from([1.0, 6.0, 30.0]),
+    threshold=st.sampled_from([-0.1, 0.0, 0.02, 0.1, 0.3, 1.0]),
+    seed=st.integers(0, 100),
+)
+def test_exact_detects_what_all_draws_detect(
+    convention, sampling, variate, lam, draws, scale, threshold, seed
+):
+    same = {
+        "convention": convention, "sampling": sampling, "control_variate": variate,
+        "draws": draws, "seed": seed, "threshold": threshold,
+    }  # fmt: skip
+    model = network(scale)
+    full = MixupDetector(model, POOL, lam=lam, **same)
+    flags, used = MixupDetector(model, POOL, lam=lam, stop="exact", **same).decide(X, index=INDEX)
+    assert torch.equal(flags, full.score(X, index=INDEX) > threshold)
+    assert int(used.max()) <= draws
+    ratios = {"lam_detect": lam, "lam_defend": 0.4}
+    plain = CombinedInference(model, POOL, **ratios, **same)(X, index=INDEX)
+    stopping = CombinedInference(model, POOL, stop="exact", **ratios, **same)
+    assert torch.equal(stopping(X, index=INDEX).argmax(1), plain.argmax(1))
+
+
+def test_a_side_that_cannot_change_is_left():
+    far = MixupDetector(network(6.0), POOL, threshold=1.0, draws=30, stop="exact")
+    flags, used = far.decide(X, index=INDEX)
+    assert not flags.any()
+    assert int(used.max()) == 3  # one unit, before the first decision
+    near = MixupDetector(network(6.0), POOL, threshold=0.1, draws=30, stop="exact")
+    assert 5 < float(near.decide(X, index=INDEX)[1].double().mean()) < 28
 
 
 def test_exact_saves_draws():
@@ -106,11 +152,14 @@ def coins(samples, draws, gap, noise, *, seed=0):
     return torch.stack([first, 0.8 - first, torch.full_like(first, 0.2)], dim=2)
 
 
-def decide(p, *, unit=5, error=0.05):
+WHICH_LABEL = WhichLabel(1.0)
+
+
+def decide(p, *, unit=5, error=0.05, question=WHICH_LABEL):
     samples, draws, classes = p.shape
     sums, used = until_decided(
         lambda rows, k: p[rows, k],
-        lambda _, seen, __: is_certain(seen, bound=1.0, error=error),
+        lambda rows, seen, used: question.certain(rows, seen, used, error),
         samples=samples, classes=classes, draws=draws, unit=unit, chunk=500, like=p,
     )  # fmt: skip
     return sums.argmax(1), used
@@ -150,6 +199,57 @@ def test_the_error_is_as_stated_with_stratified_draws():
     label, used = decide(better, unit=6)
     assert bool((label == 0).all())
     assert float(used.double().mean()) < 120
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.4])
+@pytest.mark.parametrize("largest", [False, True])
+def test_the_error_of_a_side_is_as_stated_at_the_worst(noise, largest):
+    """A mean that is at the level: whichever side is called is an error at most."""
+    p = coins(4000, 300, 0.1, noise)
+    level = torch.full((4000,), 0.45).double()
+    column = None if largest else torch.zeros(4000, dtype=torch.int64)
+    side = WhichSide(level, column, 0.0)
+    _, used = decide(p, error=0.1, question=side)
+    early = float((used < 300).double().mean())
+    assert early < (0.1 if largest else 0.2) + 3 * math.sqrt(0.2 * 0.8 / 4000)
+    if noise == 0.4:
+        assert early > 0.005  # it does stop, so this is a test
+    for shift, above in ((-0.1, True), (0.1, False)):
+        off = WhichSide(level + shift, column, 0.0)
+        _, used = decide(p, question=off)
+        mean = (p[..., 0] * (torch.arange(300) < used[:, None])).sum(1) / used
+        assert float(((mean > level + shift) == above).double().mean()) > 0.95
+        assert float(used.double().mean()) < 280
+
+
+def test_a_confident_detector_agrees_with_many_draws(trained, pool, parts):
+    x, y = parts["test"].pixels[:60], parts["test"].labels[:60]
+    x = torch.cat([x, pgd(trained, x, y, eps=0.1, step=0.025)])
+    index = torch.arange(120)
+    score = MixupDetector(trained, pool, draws=3000).score(x, index=index)
+    threshold = float(score.quantile(0.7))
+    sure = score > threshold
+    for better in ({}, {"control_variate": True}, {"sampling": "stratified"}):
+        quick = MixupDetector(
+            trained, pool, threshold=threshold, draws=300, stop="confident", **better
+        )
+        found, used = quick.decide(x, index=index, stream="other")
+        early = used < 300
+        assert 0.3 < float(early.double().mean()) <= 1
+        assert int((found != sure)[early].sum()) <= 6  # 5% of 120
+
+
+def test_a_confident_combination_counts_what_it_draws(trained, pool, parts):
+    x, y = parts["test"].pixels[:60], parts["test"].labels[:60]
+    x = pgd(trained, x, y, eps=0.1, step=0.025)
+    options = {"threshold": 0.05, "draws": 300}
+    many = CombinedInference(trained, pool, **options)(x, index=torch.arange(60))
+    quick = CombinedInference(trained, pool, stop="confident", **options)
+    log_p, used = quick.decide(x, index=torch.arange(60), stream="other")
+    assert float((log_p.argmax(1) == many.argmax(1)).double().mean()) > 0.8
+    assert int(used.max()) > 300 > int(used.min())  # some have had both kinds of draws
+    found = evaluate(quick, x, y, stream="other")
+    assert found.passes == pytest.approx(1 + float(used.double().mean()))
 
 
 @pytest.mark.parametrize("better", [{}, {"sampling": "stratified"}, {"control_variate": True}])

@@ -151,7 +151,7 @@ class StochasticModule(nn.Module, ABC):
                 [_bounded(self._classify, part, alone=len(parts) == 1) for part in parts]
             )
 
-    def _samples(self, x: Tensor, index: Tensor | None, stream: str | int) -> tuple[Stream, Tensor]:
+    def samples_of(self, x: Tensor, index: Tensor | None, stream: str | int) -> tuple[Stream, Tensor]:
         """Which stream and which sample positions this call draws from."""
         if index is not None:
             return ("index", stream), check_index(index, count=x.shape[0], device=x.device)
@@ -225,7 +225,7 @@ class RandomizedInference(StochasticModule):
     def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
         """The log of the averaged prediction, shape (batch, classes)."""
         check_images(x)
-        name, index = self._samples(x, index, stream)
+        name, index = self.samples_of(x, index, stream)
         return self.average(x, self._look(x), name, index)
 
     def with_model(self, model: nn.Module) -> Self:
@@ -246,7 +246,7 @@ class RandomizedInference(StochasticModule):
         """Log-probabilities draw by draw, shape (batch, draws, classes)."""
         check_images(x)
         check_int(draws, what="draws", least=1)
-        name, index = self._samples(x, index, stream)
+        name, index = self.samples_of(x, index, stream)
         with _graph_for(x):
             return torch.cat(list(self._blocks(x, self._look(x), name, index, draws)))
 

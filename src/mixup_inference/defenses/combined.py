@@ -18,6 +18,7 @@ from mixup_inference.defenses.mixup import (
     check_convention,
     gap,
 )
+from mixup_inference.defenses.stopping import Stop
 from mixup_inference.pool import Pool
 
 
@@ -38,6 +39,9 @@ class CombinedInference(StochasticModule):
         convention: "paper" or "official".
         sampling: of both, see ``MixupInference``.
         control_variate: of both.
+        stop: of both: MI-PL stops drawing for an input when it is decided whether it is detected,
+            MI-OL when its label is. For labels only, see ``MixupInference``.
+        error: the probability that "confident" is wrong, of each of the two.
         **options: draws, seed, fresh, chunk; see ``Options``.
     """
 
@@ -52,6 +56,8 @@ class CombinedInference(StochasticModule):
         convention: Convention = "paper",
         sampling: Sampling = "independent",
         control_variate: bool = False,
+        stop: Stop | None = None,
+        error: float = 0.05,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(model, **options)
@@ -59,7 +65,13 @@ class CombinedInference(StochasticModule):
         self.threshold = check_number(threshold, what="threshold", least=-1, most=1)
         self.pool = pool
         both = partial(
-            MixupInference, model, pool, sampling=sampling, control_variate=control_variate
+            MixupInference,
+            model,
+            pool,
+            sampling=sampling,
+            control_variate=control_variate,
+            stop=stop,
+            error=error,
         )
         # In a tuple, so that torch sees the model and the pool once, not three times.
         self._parts = (
@@ -100,6 +112,8 @@ class CombinedInference(StochasticModule):
 
     def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
         """The log of the prediction, shape (batch, classes)."""
+        if self.detector.stop is not None and not (x.requires_grad and torch.is_grad_enabled()):
+            return self.decide(x, index=index, stream=stream)[0]
         return self.draw(x, self.draws, index=index, stream=stream)[:, 0]
 
     def draw(
@@ -107,7 +121,7 @@ class CombinedInference(StochasticModule):
     ) -> Tensor:
         """One answer made of so many draws, shape (batch, 1, classes)."""
         check_images(x)
-        name, index = self._samples(x, index, stream)
+        name, index = self.samples_of(x, index, stream)
         before = self.detector.base_log_probs(x)
         y_hat = before.detach().argmax(1)
         after = self.detector.average(x, y_hat, ("detect", *name), index, draws)
@@ -118,6 +132,28 @@ class CombinedInference(StochasticModule):
             some = x[rows], y_hat[rows], ("defend", *name), index[rows]
             answer = answer.index_copy(0, rows, self.defender.average(*some, draws))
         return answer[:, None]
+
+    @torch.no_grad()
+    def decide(
+        self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """The log of the prediction, and how many draws each input had: all, or as ``stop`` says.
+
+        No gradients.
+        """
+        check_images(x)
+        name, index = self.samples_of(x, index, stream)
+        before = self.detector.base_log_probs(x)
+        found, after, used = self.detector.gap_exceeds(
+            x, before, ("detect", *name), index, self.threshold, self.convention
+        )
+        answer = before if self.convention == "paper" else after
+        rows = torch.nonzero(found).flatten()
+        if len(rows):
+            y_hat = before[rows].argmax(1)
+            some, more = self.defender.decide_given(x[rows], y_hat, ("defend", *name), index[rows])
+            answer, used = answer.index_copy(0, rows, some), used.index_add(0, rows, more)
+        return answer, used
 
     def extra_repr(self) -> str:
         """What tells this defence from another."""

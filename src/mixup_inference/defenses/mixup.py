@@ -12,7 +12,14 @@ from mixup_inference.checks import check_images, check_number
 from mixup_inference.defenses.base import Options, RandomizedInference, Stream
 from mixup_inference.defenses.label_rules import Labels, label_rule, other_labels
 from mixup_inference.defenses.pool_predictions import PoolPredictions, log_of
-from mixup_inference.defenses.stopping import Stop, cannot_change, is_certain, until_decided
+from mixup_inference.defenses.stopping import (
+    Both,
+    Question,
+    Stop,
+    WhichLabel,
+    WhichSide,
+    until_decided,
+)
 from mixup_inference.draws import Beta, Draws, Uniform, make_key
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.pool import Pool
@@ -146,19 +153,60 @@ class MixupInference(RandomizedInference):
         No gradients.
         """
         check_images(x)
-        name, index = self._samples(x, index, stream)
-        with torch.no_grad():
-            y_hat = self._look(x)
-            if self.stop is None:
-                used = torch.full_like(y_hat, self.draws)
-                return self.average(x, y_hat, name, index), used
-            return self._sequential(x, y_hat, make_key(self.seed, *name), index)
+        name, index = self.samples_of(x, index, stream)
+        return self.decide_given(x, self._look(x), name, index)
 
-    def _sequential(
-        self, x: Tensor, y_hat: Tensor, key: int, index: Tensor
+    @torch.no_grad()
+    def decide_given(
+        self, x: Tensor, y_hat: Tensor, stream: Stream, index: Tensor
     ) -> tuple[Tensor, Tensor]:
+        """The same where the prediction on x itself is known."""
+        if self.stop is None:
+            return self.average(x, y_hat, stream, index), torch.full_like(y_hat, self.draws)
         self.prepare()
-        exact, chance, bound = self.stop == "exact", self.predictions, self._bound()
+        question = WhichLabel(self._bound())
+        mean, used = self._until(x, y_hat, make_key(self.seed, *stream), index, question)
+        return log_of(mean), used
+
+    @torch.no_grad()
+    def gap_exceeds(
+        self,
+        x: Tensor,
+        before: Tensor,
+        stream: Stream,
+        index: Tensor,
+        threshold: float,
+        convention: Convention,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Whether the gap to ``before``, log F(x), exceeds the threshold.
+
+        Returns:
+            It for each input; log F_MI of the draws that were made; and how many they were: all,
+            or as ``stop`` says.
+        """
+        y_hat = before.argmax(1)
+        if self.stop is None:
+            after = self.average(x, y_hat, stream, index)
+            used = torch.full_like(y_hat, self.draws)
+            return gap(before, after, convention) > threshold, after, used
+        self.prepare()
+        level = before.exp().amax(1) - threshold
+        question: Question = WhichSide(level, y_hat, self._beyond())
+        if convention == "official":  # where MI-PL's own label may be the answer
+            question = Both(WhichSide(level, None, self._beyond()), WhichLabel(self._bound()))
+        mean, used = self._until(x, y_hat, make_key(self.seed, *stream), index, question)
+        after = log_of(mean)
+        decided = after if self.stop == "exact" else mean.clamp(min=0).log()
+        return gap(before, decided, convention) > threshold, after, used
+
+    def _until(
+        self, x: Tensor, y_hat: Tensor, key: int, index: Tensor, question: Question
+    ) -> tuple[Tensor, Tensor]:
+        """F_MI of the draws that the question takes, and how many they were.
+
+        With "exact" the draws that are missing are taken to be like those that were made.
+        """
+        exact, chance = self.stop == "exact", self.predictions
         known = x.new_zeros(len(x), self.pool.classes)
         if exact and chance is not None:
             all_k = torch.arange(self.draws, device=x.device)
@@ -174,8 +222,8 @@ class MixupInference(RandomizedInference):
 
         def decided(rows: Tensor, seen: Tensor, used: Tensor) -> Tensor:
             if exact:
-                return cannot_change(seen, used, self.draws, known[rows])
-            return is_certain(seen, bound=bound, error=self.error)
+                return question.settled(rows, seen.sum(1) - known[rows], used, self.draws)
+            return question.certain(rows, seen, used, self.error)
 
         sums, used = until_decided(
             look,
@@ -190,17 +238,21 @@ class MixupInference(RandomizedInference):
         mean = sums / used[:, None]
         if exact:
             mean = mean - known / self.draws
-        return log_of(mean.to(x.dtype)), used
+        return mean.to(x.dtype), used
+
+    def _beyond(self) -> float:
+        """How far below 0 or above 1 the control variate can take a draw: 1 - lam at most."""
+        if self.predictions is None:
+            return 0.0
+        least = self.lam if isinstance(self.lam, float) else self.lam.quantile(torch.zeros(1))
+        return 1 - float(least)
 
     def _bound(self) -> float:
         """No draw lowers the difference of two classes' predictions below minus this."""
         if self.predictions is None:
             return 1.0
-        least = (
-            self.lam if isinstance(self.lam, float) else float(self.lam.quantile(torch.zeros(1)))
-        )
         low, high = torch.aminmax(self.predictions.mean, dim=1)
-        return 1 + (1 - least) * (1 + float((high - low).max()))
+        return 1 + self._beyond() * (1 + float((high - low).max()))
 
     def log_probs(
         self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
@@ -208,7 +260,7 @@ class MixupInference(RandomizedInference):
         """Log F(x) and log F_MI(x), with the one pass on x used for both."""
         check_images(x)
         before = self.base_log_probs(x)
-        name, index = self._samples(x, index, stream)
+        name, index = self.samples_of(x, index, stream)
         return before, self.average(x, before.detach().argmax(1), name, index)
 
     def base_log_probs(self, x: Tensor) -> Tensor:
