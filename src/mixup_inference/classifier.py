@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mixup_inference.errors import InputError
+from mixup_inference.timing import Stage, timed
 
 #: Pixels (channels included) of 64 images of CIFAR's size. Networks from 10 to 700 million
 #: multiply-adds were within 10% of their best there, and up to half as fast with 1,024.
@@ -45,7 +46,10 @@ def logits_of(model: nn.Module, x: Tensor, *, as_it_is: bool = False) -> Tensor:
     """
     check_model(model)
     try:
-        with nullcontext() if as_it_is and not model.training else eval_mode(model):
+        with (
+            timed(Stage.FORWARD, images=len(x)),
+            nullcontext() if as_it_is and not model.training else eval_mode(model),
+        ):
             out = model(x)
     except RuntimeError as error:
         if x.dtype == dtype_of(model):

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mixup_inference.checks import check_number
 from mixup_inference.errors import InputError
+from mixup_inference.timing import Stage, timed
 
 
 def _signed(word: int) -> int:
@@ -92,6 +93,7 @@ class Draws:
         key = torch.tensor(self.key, dtype=torch.int64, device=self.index.device)
         return absorb(absorb(key, self.index)[:, None], self.k)
 
+    @timed(Stage.DRAWING)
     def bits(self, slot: int) -> Tensor:
         """64 random bits each, as int64."""
         return absorb(self.state, torch.tensor(slot, device=self.index.device))
@@ -111,6 +113,7 @@ class Draws:
         """
         return (self.permutation(slot, cells) + self.uniform(slot)) / cells
 
+    @timed(Stage.DRAWING)
     def permutation(self, slot: int, count: int) -> Tensor:
         """Labels 0 to count - 1 in random order, then in another one, and so on, draw by draw.
 
@@ -124,6 +127,7 @@ class Draws:
         place = (rounds - first) * count + self.k % count
         return order.gather(1, place.expand(len(order), -1))
 
+    @timed(Stage.DRAWING)
     def uniform_block(self, slot: int, shape: tuple[int, ...]) -> Tensor:
         """Uniform on (0, 1), float32, a block of independent numbers per draw."""
         count = torch.Size(shape).numel()
@@ -134,6 +138,7 @@ class Draws:
     def _cells(self, count: int) -> Tensor:
         return torch.arange(count, device=self.index.device)
 
+    @timed(Stage.DRAWING)
     def normal(self, slot: int, shape: tuple[int, ...]) -> Tensor:
         """Standard normal numbers, float32, by inversion: one number, one hash."""
         out: Tensor = torch.special.ndtri(self.uniform_block(slot, shape))

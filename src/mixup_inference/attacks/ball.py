@@ -12,6 +12,7 @@ from torch import Tensor
 from mixup_inference.checks import check_number
 from mixup_inference.draws import Draws
 from mixup_inference.errors import unknown_name
+from mixup_inference.timing import Stage, timed
 
 Norm = Literal["linf", "l2"]
 
@@ -97,7 +98,8 @@ def gradient_of(total: Tensor, leaf: Tensor, *, again: bool = False) -> Tensor:
     """
     if not total.requires_grad:
         return torch.zeros_like(leaf)
-    (found,) = torch.autograd.grad(total, leaf, allow_unused=True, retain_graph=again)
+    with timed(Stage.BACKWARD):
+        (found,) = torch.autograd.grad(total, leaf, allow_unused=True, retain_graph=again)
     if found is None:
         return torch.zeros_like(leaf)
     most = torch.finfo(found.dtype).max ** 0.25

@@ -25,6 +25,7 @@ from mixup_inference.checks import (
 from mixup_inference.draws import make_key
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.progress import SILENT, Progress
+from mixup_inference.timing import Stage, timed
 
 
 class Common(TypedDict, total=False):
@@ -124,6 +125,7 @@ class Batch:
         return gradient, values.detach()
 
 
+@timed(Stage.ATTACKING)
 def run(
     name: str,
     defense: nn.Module,

@@ -22,6 +22,7 @@ from mixup_inference.checks import check_images, check_int, check_labels
 from mixup_inference.classifier import dtype_of, eval_mode
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import InputError, MixupInferenceWarning, unknown_name
+from mixup_inference.timing import Stage, timed
 
 #: Where the attacks of each library are, and how to install it.
 LIBRARIES = {
@@ -85,7 +86,7 @@ def peer_attack(
         check_labels(batch.y, count=len(batch.y), classes=log_p.shape[2])
         key = derive_seed(seed, "peer", attack, int(batch.index[0])) % 2**32
         job = Job(name, maker, model, batch, log_p.shape[2], key, settings)
-        with _lent(defense, key, x), _translated(attack):
+        with _lent(defense, key, x), _translated(attack), timed(Stage.PEERS):
             out = RUNNERS[library](job).detach().to(x)
         examples = _inside(attack, batch, out, bounded=norm_of(maker) is not None)
         batch.tick()

@@ -24,6 +24,7 @@ from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.models.folding import WORTHWHILE, faster, is_watched
 from mixup_inference.progress import SILENT, Progress
+from mixup_inference.timing import Stage, timed
 
 AttackLabels = Literal["true", "predicted"]
 
@@ -60,6 +61,7 @@ def pgd(
 ) -> dict[int, Tensor]: ...
 
 
+@timed(Stage.ATTACKING)
 def pgd(
     model: nn.Module,
     x: Tensor,

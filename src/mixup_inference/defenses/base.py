@@ -23,6 +23,7 @@ from mixup_inference.classifier import (
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import unknown_name
 from mixup_inference.models.engines import ENGINES, Run, make_engine
+from mixup_inference.timing import Stage, timed
 
 #: Default size of a chunk, in pixels (channels included): 1,024 images of CIFAR's size.
 CHUNK_PIXELS = 1024 * 3 * 32 * 32
@@ -183,7 +184,8 @@ class StochasticModule(nn.Module, ABC):
         state = state_of(self.model)
         if self._made is None or self._made[0] != state:
             self._made = state, make_engine(self.engine, self.model, x)
-        logits = self._made[1](x)
+        with timed(Stage.FORWARD, images=len(x)):
+            logits = self._made[1](x)
         for hook in self.model._forward_hooks.values():  # those that count passes, for instance
             hook(self.model, (x,), logits)
         return logits
@@ -222,6 +224,7 @@ class RandomizedInference(StochasticModule):
     untransformed input (``_look``).
     """
 
+    @timed(Stage.AVERAGING)
     def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
         """The log of the averaged prediction, shape (batch, classes)."""
         check_images(x)
@@ -240,6 +243,7 @@ class RandomizedInference(StochasticModule):
         """One entry per sample that ``_transform`` needs (mixup inference: the prediction)."""
         return None
 
+    @timed(Stage.AVERAGING)
     def draw(
         self, x: Tensor, draws: int, *, index: Tensor | None = None, stream: str | int = 0
     ) -> Tensor:
@@ -278,7 +282,8 @@ class RandomizedInference(StochasticModule):
         alone = x.shape[0] <= samples and len(all_k) == 1
 
         def block(x: Tensor, look: Tensor | None, index: Tensor, k: Tensor) -> Tensor:
-            images = self._transform(x, look, Draws(key, index, k))
+            with timed(Stage.MIXING):
+                images = self._transform(x, look, Draws(key, index, k))
             log_probs: Tensor = self._classify(images.flatten(0, 1))
             return log_probs.view(*images.shape[:2], -1)
 

@@ -20,6 +20,7 @@ from mixup_inference.defenses.mixup import (
 )
 from mixup_inference.defenses.stopping import Stop
 from mixup_inference.pool import Pool
+from mixup_inference.timing import Stage, timed
 
 
 class CombinedInference(StochasticModule):
@@ -116,6 +117,7 @@ class CombinedInference(StochasticModule):
             return self.decide(x, index=index, stream=stream)[0]
         return self.draw(x, self.draws, index=index, stream=stream)[:, 0]
 
+    @timed(Stage.AVERAGING)
     def draw(
         self, x: Tensor, draws: int, *, index: Tensor | None = None, stream: str | int = 0
     ) -> Tensor:

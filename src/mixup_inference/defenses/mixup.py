@@ -23,6 +23,7 @@ from mixup_inference.defenses.stopping import (
 from mixup_inference.draws import Beta, Draws, Uniform, make_key
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.pool import Pool
+from mixup_inference.timing import Stage, timed
 
 Sampling = Literal["independent", "stratified"]
 Ratio = float | Uniform | Beta
@@ -143,6 +144,7 @@ class MixupInference(RandomizedInference):
             return super().forward(x, index=index, stream=stream)
         return self.decide(x, index=index, stream=stream)[0]
 
+    @timed(Stage.AVERAGING)
     def decide(
         self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
     ) -> tuple[Tensor, Tensor]:
@@ -254,6 +256,7 @@ class MixupInference(RandomizedInference):
         low, high = torch.aminmax(self.predictions.mean, dim=1)
         return 1 + self._beyond() * (1 + float((high - low).max()))
 
+    @timed(Stage.AVERAGING)
     def log_probs(
         self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
     ) -> tuple[Tensor, Tensor]:
@@ -290,12 +293,14 @@ class MixupInference(RandomizedInference):
         assert look is not None
         return self._mix(x[:, None], *self.partners(look, draws))
 
+    @timed(Stage.MIXING)
     def _mix(self, x: Tensor, lam: Tensor, numbers: Tensor) -> Tensor:
         """x~_k of Algorithm 1."""
         lam = lam.to(x.dtype)[..., None, None, None]
         x_s = self.pool.pixels(numbers, x.dtype)  # a copy, so that it can be mixed in place
         return x_s.mul_(1 - lam).addcmul_(lam, x)
 
+    @timed(Stage.DRAWING)
     def partners(self, y_hat: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """The ratio lam and the number of the pool's image, for each sample and draw."""
         uniform = draws.uniform

@@ -51,6 +51,7 @@ from mixup_inference.models import (
 )
 from mixup_inference.pool import Pool
 from mixup_inference.progress import SILENT, Progress
+from mixup_inference.timing import Stage, timed
 from mixup_inference.training import LAST, Epoch, train
 from mixup_inference.version import __version__
 
@@ -89,6 +90,7 @@ class Experiment:
         return [Column("clean"), *(Column(mode, count) for mode in modes for count in steps)]
 
     @cached_property
+    @timed(Stage.LOADING)
     def points(self) -> dict[str, LabelledImages]:
         """The disjoint parts of the data: test, tuning, calibration, train."""
         data = self.spec.data
@@ -122,6 +124,7 @@ class Experiment:
         return self._point_hashes[part]
 
     @cached_property
+    @timed(Stage.LOADING)
     def pool(self) -> Pool:
         """The training images, which the defences draw from."""
         train_part = self.points["train"]
@@ -206,6 +209,7 @@ class Experiment:
             seed=self.spec.seed_of(name),
         )
 
+    @timed(Stage.TRAINING)
     def _train(self, name: str) -> tuple[nn.Module, bool]:
         recipe, folder = self.spec.recipe(name), self.model_folder(name)
         points, model = self.points["train"], self._untrained(name)

@@ -23,6 +23,7 @@ from mixup_inference.models import (
     read_checkpoint,
     weights_file,
 )
+from mixup_inference.timing import Stage, timed
 
 #: So many training images tell whether a model that was brought along works at all.
 TRIAL = 200
@@ -45,6 +46,7 @@ def build_network(
     return Normalized(inner, channels=channels, **scale)
 
 
+@timed(Stage.LOADING)
 def bring_model(
     network: NetworkSpec | None, weights: str | None, points: LabelledImages
 ) -> nn.Module:

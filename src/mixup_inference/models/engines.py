@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mixup_inference.classifier import eval_mode, unwrap
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.models.folding import bare, fold
+from mixup_inference.timing import Stage, timed
 
 Run = Callable[[Tensor], Tensor]
 
@@ -25,6 +26,7 @@ TOLERANCE = 1e-4
 _ROUNDS = 3
 
 
+@timed(Stage.COPYING)
 def make_engine(name: str, model: nn.Module, x: Tensor) -> Run:
     """An engine by its name, checked on the images x; "auto" is the fastest on them.
 

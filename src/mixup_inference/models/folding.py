@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from mixup_inference.classifier import batch_for, eval_mode, unwrap
+from mixup_inference.timing import Stage, timed
 
 _FUSE: dict[type[nn.Module], Callable[..., nn.Module]] = {
     nn.Conv1d: fuse_conv_bn_eval,
@@ -61,6 +62,7 @@ def bare(model: nn.Module) -> nn.Module:
     return twin
 
 
+@timed(Stage.COPYING)
 def faster(model: nn.Module, x: Tensor, *, images: int) -> nn.Module:
     """``fold(model)`` if it pays for so many images and is the same function; else the model.
 
