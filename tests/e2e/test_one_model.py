@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+import subprocess
+import time
 
 import pytest
 import torch
 from PIL import Image
 
-from e2e.process import call
+from e2e.process import COMMAND, ENVIRONMENT, call
 from mixup_inference import save_pretrained
 from mixup_inference.cli.one_model import OneModel, make_spec
 from mixup_inference.datasets import load_dataset
+from mixup_inference.files import read_tensors
 
 FACTORY = """
 from torch import nn
@@ -19,6 +24,8 @@ from torch import nn
 def build(num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
 """
+#: A stage, its seconds and share; images and images/s of F.
+PROFILE_ROW = re.compile(r"(\S.*?) +([\d.]+) +([\d.]+)%(?: +([\d,]+) +[\d,]+)? *")
 PGD = ["--eps", "0.2", "--step", "1/10", "--steps", "3", "--draws", "3", "--points", "60"]
 
 
@@ -46,6 +53,47 @@ def test_one_command_measures_a_model_bare_and_defended(saved, tmp_path):
     assert rows["digits-net"]["untargeted PGD-3"]["accuracy"] < 0.7
     again = call(*command, "-o", tmp_path)
     assert "Nothing was recomputed" in again.stdout
+
+
+def test_a_profile_adds_up_and_changes_no_result(saved, tmp_path):
+    command = ["evaluate", "--data", "digits", "--weights", saved, *PGD]
+    plain = call(*command, "-o", tmp_path / "plain")
+    done = call(*command, "-o", tmp_path / "timed", "--profile", "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout, "where the time went" in plain.stderr) == ("", False)
+    assert cells(tmp_path / "timed") == cells(tmp_path / "plain")
+    for path in (tmp_path / "plain").rglob("*.safetensors"):
+        other = tmp_path / "timed" / path.relative_to(tmp_path / "plain")
+        torch.testing.assert_close(read_tensors(other)[0], read_tensors(path)[0], rtol=0, atol=0)
+    lines = done.stderr[done.stderr.index("where the time went") :].splitlines()
+    rows = {match[1]: match for line in lines if (match := PROFILE_ROW.fullmatch(line))}
+    assert {"F forward", "F backward, in attacks", "drawing random numbers"} < rows.keys()
+    seconds = {name: float(row[2]) for name, row in rows.items()}
+    total = seconds.pop("total")
+    assert sum(seconds.values()) == pytest.approx(total, abs=0.005 * len(rows))
+    images = int(rows["F forward"][4].replace(",", ""))
+    measured = 3 * 60 * (1 + 1 + 3)  # bare, and with three draws
+    crafted = 2 * 60 * 3 + 60  # two modes, three steps; the targets need the number of classes
+    assert images >= measured + crafted
+    assert images < measured + crafted + 600  # the model was tried first
+
+
+def test_a_profile_of_what_was_stopped(saved, tmp_path):
+    command = [*COMMAND, "evaluate", "--data", "digits", "--weights", saved, "--steps", "100000"]
+    with subprocess.Popen(
+        [*command, "-o", tmp_path, "--profile"], env=ENVIRONMENT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    ) as process:  # fmt: skip
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.rglob("cells/*.json")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        shown, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "go on with:" in shown
+    assert "F forward" in errors
+    assert "Traceback" not in errors
 
 
 def test_attacks_that_know_the_defence_side_by_side(saved, tmp_path):
