@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixup_inference import MixupInference, Pool, create_model, pgd, train
+from mixup_inference import MixupDetector, MixupInference, Pool, create_model, pgd, train
 from mixup_inference.datasets import load_dataset, split
 from mixup_inference.training import Recipe
 
@@ -54,7 +54,40 @@ def agreement(streams: int = 6) -> dict[str, Any]:
             for way, options in WAYS.items()
         }
         out[kind] = {"curves": curves, "stopping": _stopping(model, pool, x, y, truth, share)}
+        out[kind]["detecting"] = _detecting(model, pool, x, points["clean"])
     return out
+
+
+def _detecting(model: nn.Module, pool: Pool, x: Tensor, clean: Tensor) -> list[dict[str, Any]]:
+    """A detector that stops beside one with the fixed number of draws that costs as much."""
+    index, entries = torch.arange(len(x)), []
+    sure = MixupDetector(model, pool, lam=LAM, draws=MANY)
+    threshold = sure.calibrate(clean, false_positive_rate=0.2, index=index)
+    truth = sure.detect(x, index=index, stream="truth")
+
+    def detector(**options: Any) -> MixupDetector:
+        return MixupDetector(model, pool, lam=LAM, threshold=threshold, **options)
+
+    for options in (
+        {"stop": "exact", "draws": 30},
+        {"stop": "confident", "draws": 300, "error": 0.2},
+        {"stop": "confident", "draws": 300, "error": 0.05},
+        {"stop": "confident", "draws": 300, "error": 0.05, **WAYS["both"]},
+    ):
+        flags, used = detector(**options).decide(x, index=index)
+        mean = float(used.double().mean())
+        same = {key: value for key, value in options.items() if key in WAYS["both"]}
+        fixed = detector(draws=max(1, round(mean)), **same)
+        found = torch.stack([fixed.detect(x, index=index, stream=n) == truth for n in range(6)])
+        entries.append(
+            {
+                "options": options,
+                "mean_draws": mean,
+                "agreement": float((flags == truth).double().mean()),
+                "agreement_fixed": float(found.double().mean()),
+            }
+        )
+    return entries
 
 
 def _stopping(

@@ -152,7 +152,9 @@ class StochasticModule(nn.Module, ABC):
                 [_bounded(self._classify, part, alone=len(parts) == 1) for part in parts]
             )
 
-    def samples_of(self, x: Tensor, index: Tensor | None, stream: str | int) -> tuple[Stream, Tensor]:
+    def samples_of(
+        self, x: Tensor, index: Tensor | None, stream: str | int
+    ) -> tuple[Stream, Tensor]:
         """Which stream and which sample positions this call draws from."""
         if index is not None:
             return ("index", stream), check_index(index, count=x.shape[0], device=x.device)

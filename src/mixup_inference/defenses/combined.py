@@ -135,6 +135,7 @@ class CombinedInference(StochasticModule):
             answer = answer.index_copy(0, rows, self.defender.average(*some, draws))
         return answer[:, None]
 
+    @timed(Stage.AVERAGING)
     @torch.no_grad()
     def decide(
         self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0

@@ -170,6 +170,7 @@ class MixupInference(RandomizedInference):
         mean, used = self._until(x, y_hat, make_key(self.seed, *stream), index, question)
         return log_of(mean), used
 
+    @timed(Stage.AVERAGING)
     @torch.no_grad()
     def gap_exceeds(
         self,
