@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import copy
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from mixup_inference import InputError, Pool
+from mixup_inference import InputError, MixupInference, Pool, create_model
 from mixup_inference.draws import Draws, make_key
 
 
@@ -51,6 +57,63 @@ def test_takes_a_dataset_or_a_loader():
         assert torch.equal(pool.labels, LABELS)
     pairs = [(image.numpy(), int(label)) for image, label in dataset]
     assert torch.equal(Pool(pairs).labels, LABELS)
+
+
+def on_disk(x, path):
+    """The same images as a read-only map of a file, and as a tensor that maps it."""
+    np.save(path / "images.npy", x.numpy())
+    x.numpy().tofile(path / "images.bin")
+    raw = torch.from_file(str(path / "images.bin"), size=x.numel(), dtype=x.dtype)
+    return np.load(path / "images.npy", mmap_mode="r"), raw.view(x.shape)
+
+
+@pytest.mark.parametrize("options", [{}, {"sampling": "stratified", "control_variate": True}])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_a_pool_on_disk_answers_as_one_in_memory(tmp_path, dtype, options):
+    x, model = images(dtype=dtype), create_model("small_cnn", 3, channels=1, width=4)
+    inputs, index = torch.rand(5, 1, 2, 2), torch.arange(5)
+
+    def answer(pool):
+        return MixupInference(model, pool, draws=7, **options)(inputs, index=index)
+
+    expected = answer(Pool(x, LABELS))
+    for mapped in on_disk(x, tmp_path):
+        assert torch.equal(answer(Pool(mapped, LABELS)), expected)
+
+
+def test_a_read_only_array_is_taken_without_a_copy_and_without_a_warning(tmp_path):
+    x = images(dtype=torch.uint8)
+    mapped, _ = on_disk(x, tmp_path)
+    labels = LABELS.numpy().copy()
+    labels.setflags(write=False)
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            pool = Pool(mapped, labels)
+            Pool([(mapped[i], i) for i in range(3)])
+    finally:
+        torch.set_warn_always(False)
+    assert pool.images.data_ptr() == mapped.ctypes.data
+    assert torch.equal(copy.deepcopy(pool).images, x)
+
+
+def resident():
+    """Bytes of this process that are in memory, mapped files included."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+def test_a_million_images_on_disk_are_not_read(tmp_path):
+    shape = (1_000_000, 3, 32, 32)
+    with (tmp_path / "images.bin").open("wb") as file:
+        file.truncate(int(np.prod(shape)))  # sparse: takes no room on disk either
+    labels, model = torch.arange(shape[0]) % 10, create_model("small_cnn", 10, width=4)
+    before = resident()
+    pool = Pool(np.memmap(tmp_path / "images.bin", dtype=np.uint8, mode="r", shape=shape), labels)
+    assert len(pool) == 1_000_000
+    MixupInference(model, pool, draws=5)(torch.rand(4, *shape[1:]))
+    assert resident() - before < 300e6  # of 3 GB
 
 
 @pytest.mark.parametrize(

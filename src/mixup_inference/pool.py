@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -21,9 +22,14 @@ class Pool(nn.Module):
     stay uint8 and are scaled to [0, 1] when drawn. The pool is a module without parameters, so
     it follows the defence to its device, and its images are not part of any ``state_dict``.
 
+    A pool that is larger than memory stays on disk: map a file of uint8 images,
+    ``Pool(numpy.load("images.npy", mmap_mode="r"), labels)``. It is not read when the pool is
+    made, and then only where images are drawn. (Float images are all read once, to be checked.)
+
     Args:
-        images: NCHW, uint8 or float in [0, 1]; or a Dataset or loader of (image, label). What is
-            drawn depends on the order, so give a loader that does not shuffle.
+        images: NCHW, uint8 or float in [0, 1], a tensor or an array, which is not copied; or a
+            Dataset or loader of (image, label), which is read. What is drawn depends on the
+            order, so give a loader that does not shuffle.
         labels: one integer per image; left out when ``images`` is a Dataset or loader.
         classes: the number of classes; by default the largest label plus one.
 
@@ -40,8 +46,8 @@ class Pool(nn.Module):
 
     def __init__(
         self,
-        images: Tensor | Iterable[Any],
-        labels: Tensor | None = None,
+        images: Tensor | npt.NDArray[Any] | Iterable[Any],
+        labels: Tensor | npt.NDArray[Any] | None = None,
         *,
         classes: int | None = None,
     ) -> None:

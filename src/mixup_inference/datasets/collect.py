@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sized
 from typing import Any
 
@@ -17,7 +18,8 @@ from mixup_inference.errors import InputError
 def as_tensors(images: Any, labels: Any = None, *, what: str = "the data") -> tuple[Tensor, Tensor]:
     """Two tensors or arrays, or a Dataset or DataLoader of (image, label), as two tensors.
 
-    Images of a Dataset may be tensors, arrays (channels first) or PIL images.
+    Images of a Dataset may be tensors, arrays (channels first) or PIL images. Arrays are not
+    copied, so one that is mapped from a file stays on disk.
 
     >>> data = [(torch.zeros(1, 2, 2), 0), (torch.ones(1, 2, 2), 1)]
     >>> [tuple(tensor.shape) for tensor in as_tensors(data)]
@@ -30,11 +32,23 @@ def as_tensors(images: Any, labels: Any = None, *, what: str = "the data") -> tu
 
 def _tensor(values: Any, what: str) -> Tensor:
     try:
-        return torch.as_tensor(values)
+        return _shared(values)
     except (TypeError, ValueError, RuntimeError):
         raise InputError(
             f"{what} must be a tensor or an array; saw {type(values).__name__}."
         ) from None
+
+
+def _shared(values: Any) -> Tensor:
+    """As a tensor; of an array, the same memory.
+
+    PyTorch warns about read-only arrays, because it would not stop a write; nothing here writes.
+    """
+    if not isinstance(values, np.ndarray) or values.flags.writeable:
+        return torch.as_tensor(values)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.as_tensor(values)
 
 
 def _collect(source: Any, what: str) -> tuple[Tensor, Tensor]:
@@ -75,4 +89,4 @@ def _image(image: Any) -> Tensor:
         grey = is_grey(image)
         pixels = torch.from_numpy(np.array(eight_bits(image, "L" if grey else "RGB")))
         return pixels[None] if grey else pixels.permute(2, 0, 1)
-    return torch.as_tensor(image)
+    return _shared(image)
