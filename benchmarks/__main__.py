@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import attacks, draws, inference, report
+from benchmarks import attacks, draws, growth, inference, pool_on_disk, report
 from mixup_inference.version import __version__
 
 FOLDER = Path(__file__).parent
@@ -27,6 +27,8 @@ def main() -> None:
         "agreement": draws.agreement,
         "pgd": lambda: attacks.against_peers(ROUNDS),
         "eot": lambda: attacks.eot(ROUNDS),
+        "growth": lambda: growth.growth(ROUNDS),
+        "pool": lambda: pool_on_disk.against_memory(ROUNDS),
     }
     results: dict[str, Any] = {
         "machine": {

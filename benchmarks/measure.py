@@ -24,5 +24,9 @@ def take_turns(jobs: Mapping[str, Job], rounds: int) -> dict[str, list[float]]:
 
 def ratio(above: list[float], below: list[float]) -> dict[str, float]:
     """The median over rounds of one job's time over another's, and the lowest and the highest."""
-    each = [a / b for a, b in zip(above, below, strict=True)]
+    return spread([a / b for a, b in zip(above, below, strict=True)])
+
+
+def spread(each: list[float]) -> dict[str, float]:
+    """The median of some numbers, and the lowest and the highest."""
     return {"median": statistics.median(each), "low": min(each), "high": max(each)}

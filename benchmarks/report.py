@@ -11,12 +11,16 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
+from benchmarks import growth_report
+from benchmarks.markdown import ranged as _range
+from benchmarks.markdown import table as _table
+
 COLOURS = {"independent": "#555555", "stratified": "#0072b2", "control variate": "#d55e00",
            "both": "#009e73"}  # fmt: skip
 
 
 def write(results: Mapping[str, Any], folder: Path) -> None:
-    """README.md, agreement.svg and agreement.png."""
+    """README.md, and the plots as SVG and PNG."""
     _plot(results["agreement"], folder)
     machine = results["machine"]
     lines = [
@@ -34,6 +38,8 @@ def write(results: Mapping[str, Any], folder: Path) -> None:
         *_engines(results["engines"]),
         *_agreement(results["agreement"]),
         *_attacks(results["pgd"], results["eot"]),
+        *growth_report.growth(results["growth"], folder),
+        *growth_report.pool(results["pool"]),
     ]
     (folder / "README.md").write_text("\n".join(lines) + "\n")
 
@@ -147,16 +153,6 @@ def _attacks(pgd: Mapping[str, Any], eot: Mapping[str, Any]) -> list[str]:
         "",
         *_table(["network", "loop over draws"], loops),
     ]
-
-
-def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    rule = "|---|" + "---:|" * (len(head) - 1)
-    return [f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(row)} |" for row in rows), ""]
-
-
-def _range(found: Mapping[str, float], digits: int = 2) -> str:
-    low, high = (f"{found[key]:.{digits}f}" for key in ("low", "high"))
-    return f"{found['median']:.{digits}f} ({low} to {high})"
 
 
 def _plot(found: Mapping[str, Any], folder: Path) -> None:

@@ -54,8 +54,12 @@ class PoolPredictions(nn.Module):
         with torch.no_grad():
             parts = [log_probs(as_pixels(part, dtype)) for part in pool.images.split(at_once)]
         self.each = torch.cat(parts).exp()
-        ones = functional.one_hot(pool.labels, pool.classes).to(torch.float64)
-        by_class = ones.T @ self.each.double() / ones.sum(0)[:, None]
+        by_class = torch.zeros(
+            pool.classes, pool.classes, dtype=torch.float64, device=self.each.device
+        )
+        for some, labels in zip(self.each.split(at_once), pool.labels.split(at_once), strict=True):
+            by_class.index_add_(0, labels, some.double())
+        by_class /= torch.bincount(pool.labels, minlength=pool.classes)[:, None]
         self.mean = (self._weights.to(by_class) @ by_class).to(dtype)
         self._made_for = state
         return len(pool)
