@@ -86,6 +86,68 @@ def test_what_cannot_be_folded_stays(kind, left):
     assert sum(isinstance(part, NORMS) for part in twin.modules()) == left
 
 
+class Derived(nn.Module):
+    """A number that follows from a buffer alone is a constant in a trace."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+        self.register_buffer("spread", torch.tensor(4.0))
+
+    def forward(self, x):
+        return (self.layers(x) / self.spread.sqrt()).mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Odd, Stubborn, Derived, *(lambda n=n: create_model(n, 10, channels=3) for n in MODELS)],
+    ids=["odd", "stubborn", "derived", *MODELS],
+)
+def test_a_copy_catches_up_with_its_model(make):
+    torch.manual_seed(0)
+    model, x = unsettle(make()).double(), torch.rand(3, 3, 16, 16).double()
+    twin = fold(model)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point():
+                tensor.mul_(1 + 0.1 * torch.rand_like(tensor))
+    model.train()
+    twin.refresh(model)
+    assert model.training
+    assert not any(weight.requires_grad for weight in twin.parameters())
+    torch.testing.assert_close(twin(x), model.eval()(x), rtol=1e-9, atol=1e-9)
+
+
+def test_norms_without_weights_fold():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, affine=False), nn.ReLU(), nn.Flatten(),
+        nn.Linear(72, 4), nn.BatchNorm1d(4, affine=False),
+    ).eval()  # fmt: skip
+    model[1].running_mean.normal_()
+    model[5].running_var.uniform_(0.5, 2)
+    twin, x = fold(model), torch.rand(3, 1, 8, 8)
+    torch.testing.assert_close(twin(x), model(x))
+    assert not any(isinstance(part, NORMS) for part in twin.modules())
+
+
+class Viewer(nn.Module):
+    """``view`` does not take what convolutions give in channels-last."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.linear = nn.Conv2d(1, 4, 3), nn.Linear(144, 10)
+
+    def forward(self, x):
+        return self.linear(self.layer(x).view(len(x), -1))
+
+
+def test_a_model_that_needs_its_memory_format_is_attacked_as_it_is(parts):
+    model, x = Viewer().eval(), parts["test"].pixels.float()
+    assert faster(model, x, images=WORTHWHILE) is model
+    assert pgd(model, x, parts["test"].labels, steps=5).shape == x.shape
+
+
 def test_only_where_it_pays_and_nobody_watches(trained, parts):
     x = parts["test"].pixels[:8]
     assert faster(trained, x, images=WORTHWHILE - 1) is trained
@@ -113,10 +175,12 @@ def test_randomness_is_not_folded_away(trained, parts):
     module = Rarely(trained).eval()
     assert quick(module, parts["test"].pixels, images=10**6) is module
     assert quick(trained, parts["test"].pixels, images=10**6) is not trained
+    twin = fold(trained)
+    assert quick(twin, parts["test"].pixels, images=10**6) is twin
 
 
 def eager(monkeypatch):
-    monkeypatch.setattr(sys.modules["mixup_inference.attacks.pgd"], "WORTHWHILE", 10**12)
+    monkeypatch.setattr(sys.modules["mixup_inference.models.folding"], "WORTHWHILE", 10**12)
 
 
 def test_pgd_finds_the_same_examples(trained, parts, monkeypatch):

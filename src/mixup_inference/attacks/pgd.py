@@ -18,11 +18,11 @@ from mixup_inference.checks import (
     check_labels,
     check_number,
 )
-from mixup_inference.classifier import logits_of
+from mixup_inference.classifier import check_model, logits_of
 from mixup_inference.defenses import StochasticModule
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError, unknown_name
-from mixup_inference.models.folding import WORTHWHILE, faster, is_watched
+from mixup_inference.models.folding import faster, pays
 from mixup_inference.progress import SILENT, Progress
 from mixup_inference.timing import Stage, timed
 
@@ -157,9 +157,9 @@ def quick(model: nn.Module, x: Tensor, *, images: int) -> nn.Module:
     Only if F has no randomness, which a copy might lose.
     """
     defense = model if isinstance(model, StochasticModule) else None
-    base = model if defense is None else defense.model
+    base = check_model(model) if defense is None else defense.model
     images *= 1 if defense is None else defense.draws
-    if images < WORTHWHILE or is_watched(base) or is_random(base, x):
+    if not pays(base, images=images) or is_random(base, x):
         return model
     folded = faster(base, x, images=images)
     if folded is base:

@@ -11,28 +11,28 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 from mixup_inference.classifier import batch_for, eval_mode, unwrap
 from mixup_inference.timing import Stage, timed
 
-_FUSE: dict[type[nn.Module], Callable[..., nn.Module]] = {
-    nn.Conv1d: fuse_conv_bn_eval,
-    nn.Conv2d: fuse_conv_bn_eval,
-    nn.Conv3d: fuse_conv_bn_eval,
-    nn.Linear: fuse_linear_bn_eval,
+_FUSE: dict[type[nn.Module], Callable[..., tuple[nn.Parameter, nn.Parameter]]] = {
+    nn.Conv1d: fuse_conv_bn_weights,
+    nn.Conv2d: fuse_conv_bn_weights,
+    nn.Conv3d: fuse_conv_bn_weights,
+    nn.Linear: fuse_linear_bn_weights,
 }
 #: Fewer images than this are through before a copy is made.
 WORTHWHILE = 500
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-class ChannelsLast(nn.Module):
-    """Hands its images on in the memory format channels-last, as many at once as are best."""
+class Folded(nn.Module):
+    """The copy that ``fold`` makes: channels-last inside, as many images at once as are best."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._copy(model)
 
     def forward(self, x: Tensor) -> Tensor:
         """What the model returns."""
@@ -41,18 +41,48 @@ class ChannelsLast(nn.Module):
             return self._logits(x)
         return torch.cat([self._logits(part) for part in x.split(most)])
 
+    @torch.no_grad()
+    def refresh(self, model: nn.Module) -> None:
+        """Take over the weights and statistics that the model has by now.
+
+        Much cheaper than another copy, unless the copy holds numbers that the model has not, which
+        came about on the way.
+        """
+        theirs = _tensors(model)
+        ours = {
+            name: tensor
+            for name, tensor in _tensors(self.model).items()
+            if name.rpartition(".")[0] not in self.norms
+        }
+        if not ours.keys() <= theirs.keys():
+            self._copy(model)
+            return
+        for name, tensor in ours.items():
+            tensor.copy_(theirs[name])
+        for name, norm in self.norms.items():
+            layer = self.model.get_submodule(name)
+            weight, bias = _fused(model.get_submodule(name), model.get_submodule(norm))
+            layer.weight.copy_(weight)
+            layer.bias.copy_(bias)
+
+    def _copy(self, model: nn.Module) -> None:
+        """Copy the model; ``norms`` names the norm that each layer took in."""
+        folded, self.norms = _fold_traced(bare(model))
+        self.model = folded.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.eval()
+
     def _logits(self, x: Tensor) -> Tensor:
         out: Tensor = unwrap(self.model(x))
         return out
 
 
-def fold(model: nn.Module) -> nn.Module:
+def fold(model: nn.Module) -> Folded:
     """A copy in eval mode with its batch norms folded, channels-last, without weight gradients.
 
-    Later changes of the model do not reach it. Where the network cannot be traced (its steps
-    depend on values), batch norms stay what they are.
+    Later changes of the model do not reach it, until it is refreshed. Where the network cannot be
+    traced (its steps depend on values), batch norms stay what they are.
     """
-    return ChannelsLast(_fold_traced(bare(model))).eval()
+    return Folded(model)
 
 
 def bare(model: nn.Module) -> nn.Module:
@@ -73,11 +103,25 @@ def faster(model: nn.Module, x: Tensor, *, images: int) -> nn.Module:
         x: some images, on which the two are compared.
         images: how many are going to pass.
     """
-    convolves = any(isinstance(part, nn.Conv2d) for part in model.modules())
-    if images < WORTHWHILE or not convolves or is_watched(model) or model.training:
+    if not pays(model, images=images):
         return model
     folded = fold(model)
-    return folded if is_same(model, folded, x[:8]) else model
+    try:
+        return folded if is_same(model, folded, x[:8]) else model
+    except RuntimeError:  # the model asks for another memory format, as ``view`` can
+        return model
+
+
+def pays(model: nn.Module, *, images: int) -> bool:
+    """Whether a folded copy may be made of the model, and is worth it for so many images."""
+    convolves = any(isinstance(part, nn.Conv2d) for part in model.modules())
+    return (
+        images >= WORTHWHILE
+        and convolves
+        and not model.training
+        and not isinstance(model, Folded)
+        and not is_watched(model)
+    )
 
 
 def is_watched(model: nn.Module) -> bool:
@@ -92,38 +136,57 @@ def is_same(a: nn.Module, b: nn.Module, x: Tensor, tolerance: float = 1e-4) -> b
     return one.shape == other.shape and bool((one - other).abs().max() <= tolerance)
 
 
-def _fold_traced(model: nn.Module) -> nn.Module:
+def _fold_traced(model: nn.Module) -> tuple[nn.Module, dict[str, str]]:
+    """The model with norms folded into it, and for each layer that took one in the norm's name."""
+    norms: dict[str, str] = {}
     try:
         traced = fx.symbolic_trace(model)
     except Exception:
-        return model
+        return model, norms
     modules = dict(traced.named_modules())
     for node in list(traced.graph.nodes):
         before = node.args[0] if node.args else None
         if node.op != "call_module" or not isinstance(before, fx.Node):
             continue
         norm = modules.get(str(node.target))
-        layer = modules.get(str(before.target)) if before.op == "call_module" else None
-        fuse = None if layer is None else _FUSE.get(type(layer))
-        if fuse is None or not isinstance(norm, _NORMS) or len(before.users) > 1:
+        name = str(before.target)
+        layer = modules.get(name) if before.op == "call_module" else None
+        if type(layer) not in _FUSE or not isinstance(norm, _NORMS) or len(before.users) > 1:
             continue
-        if norm.running_mean is None or _uses(traced, str(before.target)) > 1:
+        if norm.running_mean is None or name in norms or _uses(traced, name) > 1:
             continue
-        fused = fuse(layer, norm)
-        _replace(traced, str(before.target), fused)
-        modules[str(before.target)] = fused
+        assert layer is not None
+        layer.weight, layer.bias = (p.requires_grad_(False) for p in _fused(layer, norm))  # noqa: FBT003
+        norms[name] = str(node.target)
         node.replace_all_uses_with(before)
         traced.graph.erase_node(node)
     traced.delete_all_unused_submodules()
     traced.recompile()
-    return traced
+    return traced, norms
+
+
+def _fused(layer: nn.Module, norm: nn.Module) -> tuple[nn.Parameter, nn.Parameter]:
+    """The weight and the bias of a layer that does what the layer and the norm do one by one."""
+    one = torch.ones_like(norm.running_var)  # type: ignore[arg-type]
+    return _FUSE[type(layer)](
+        layer.weight,
+        layer.bias,
+        norm.running_mean,
+        norm.running_var,
+        norm.eps,
+        one if norm.weight is None else norm.weight,
+        0 * one if norm.bias is None else norm.bias,
+    )
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Weights and buffers by name; one with several names under each of them."""
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
 
 
 def _uses(traced: fx.GraphModule, target: str) -> int:
     """How often a layer is called: one that is shared cannot take in a norm."""
     return sum(node.op == "call_module" and node.target == target for node in traced.graph.nodes)
-
-
-def _replace(traced: fx.GraphModule, target: str, module: nn.Module) -> None:
-    parent, _, name = target.rpartition(".")
-    setattr(traced.get_submodule(parent), name, module)
