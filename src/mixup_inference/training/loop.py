@@ -21,8 +21,9 @@ from mixup_inference.files import fingerprint, hash_tensors
 from mixup_inference.models import fill_weights, read_checkpoint, save_checkpoint
 from mixup_inference.progress import SILENT, Progress, Task
 from mixup_inference.training.augment import augment
-from mixup_inference.training.objectives import OBJECTIVES, Batch, Examples
+from mixup_inference.training.objectives import ADVERSARIAL, OBJECTIVES, Batch, Examples
 from mixup_inference.training.recipe import Recipe, learning_rate
+from mixup_inference.training.speed import catch_up, channels_last, seed_all, victim_of
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -80,7 +81,8 @@ def train(
         check_labels(validation[1], count=len(validation[0]), what="validation labels")
     fabric = fabric or _cpu_fabric()
     model = model.to(fabric.device)
-    classes = _count_classes(model, as_pixels(images[:2].to(fabric.device), dtype_of(model)))
+    few = as_pixels(images[:8].to(fabric.device), dtype_of(model))
+    classes = _count_classes(model, few)
     labels = check_labels(labels, count=images.shape[0], classes=classes, what="labels")
     optimizer = torch.optim.SGD(
         model.parameters(),
@@ -88,29 +90,15 @@ def train(
         momentum=recipe.momentum,
         weight_decay=recipe.weight_decay,
     )
-    job = _Job(recipe, fabric, model, optimizer, images, labels, classes)
+    job = _Job(recipe, fabric, model, optimizer, images, labels, classes, few)
     identity = {
         "recipe": asdict(recipe),
         "data": hash_tensors(images, labels),
         "validation": None if validation is None else hash_tensors(*validation),
         "weights": fingerprint({n: list(t.shape) for n, t in model.state_dict().items()}),
     }
-    history = _resume(folder, job, identity)
-    wrapped, wrapped_optimizer = fabric.setup(model, optimizer)
-    batches = recipe.steps_of_epoch(len(labels))
-    with progress.task(f"train {recipe.objective}", total=recipe.epochs * batches) as task:
-        task.advance(len(history) * batches)
-        for epoch in range(len(history), recipe.epochs):
-            with torch.random.fork_rng(devices=_devices(fabric)):
-                done = _run_epoch(job, wrapped, wrapped_optimizer, epoch, task)
-            if validation is not None:
-                done = Epoch(
-                    **(asdict(done) | {"validation_accuracy": _accuracy(model, *validation)})
-                )
-            history.append(done)
-            if folder is not None and fabric.is_global_zero:
-                _save(Path(folder), job, identity, history)
-            task.advance(0, f"loss {done.loss:.3f}  accuracy {done.accuracy:.1%}")
+    with channels_last(model, few):
+        history = _run(job, identity, validation, folder, progress)
     model.eval()
     return history
 
@@ -124,6 +112,7 @@ class _Job:
     images: Tensor
     labels: Tensor
     classes: int
+    few: Tensor
 
 
 def _cpu_fabric() -> Fabric:
@@ -142,6 +131,34 @@ def _count_classes(model: nn.Module, x: Tensor) -> int:
         return int(logits_of(model, x).shape[1])
 
 
+def _run(
+    job: _Job,
+    identity: dict[str, Any],
+    validation: tuple[Tensor, Tensor] | None,
+    folder: str | Path | None,
+    progress: Progress,
+) -> list[Epoch]:
+    """The epochs that the folder does not hold yet."""
+    recipe, fabric, model = job.recipe, job.fabric, job.model
+    history = _resume(folder, job, identity)
+    wrapped, wrapped_optimizer = fabric.setup(model, job.optimizer)
+    batches = recipe.steps_of_epoch(len(job.labels))
+    with progress.task(f"train {recipe.objective}", total=recipe.epochs * batches) as task:
+        task.advance(len(history) * batches)
+        for epoch in range(len(history), recipe.epochs):
+            with torch.random.fork_rng(devices=_devices(fabric)):
+                done = _run_epoch(job, wrapped, wrapped_optimizer, epoch, task)
+            if validation is not None:
+                done = Epoch(
+                    **(asdict(done) | {"validation_accuracy": _accuracy(model, *validation)})
+                )
+            history.append(done)
+            if folder is not None and fabric.is_global_zero:
+                _save(Path(folder), job, identity, history)
+            task.advance(0, f"loss {done.loss:.3f}  accuracy {done.accuracy:.1%}")
+    return history
+
+
 def _run_epoch(job: _Job, model: Any, optimizer: Any, epoch: int, task: Task) -> Epoch:
     """One pass over the data in an order that follows from the seed and the epoch."""
     recipe, started = job.recipe, time.perf_counter()
@@ -150,12 +167,14 @@ def _run_epoch(job: _Job, model: Any, optimizer: Any, epoch: int, task: Task) ->
     batches = batches[: recipe.steps_of_epoch(len(order))]
     count = sum(len(index) for index in batches)
     total = torch.zeros(2, device=job.fabric.device)
+    attacks = recipe.steps * count if recipe.objective in ADVERSARIAL else 0
+    victim = victim_of(job.model, job.few, images=attacks)
     model.train()
     for number, index in enumerate(batches):
-        torch.manual_seed(derive_seed(recipe.seed, "dropout", epoch, number))
+        seed_all(derive_seed(recipe.seed, "dropout", epoch, number), job.fabric.device)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(recipe, epoch * len(batches) + number, len(batches))
-        examples = _examples(job, index, epoch)
+        examples = _examples(job, catch_up(victim, job.model), index, epoch)
         logits = unwrap(model(examples.x))
         loss = examples.loss(logits)
         optimizer.zero_grad()
@@ -174,7 +193,7 @@ def _run_epoch(job: _Job, model: Any, optimizer: Any, epoch: int, task: Task) ->
     return Epoch(epoch + 1, loss_value, accuracy, time.perf_counter() - started)
 
 
-def _examples(job: _Job, index: Tensor, epoch: int) -> Examples:
+def _examples(job: _Job, victim: nn.Module, index: Tensor, epoch: int) -> Examples:
     """The rows of the data as the objective wants them."""
     recipe, device = job.recipe, job.fabric.device
     x = augment(
@@ -186,7 +205,7 @@ def _examples(job: _Job, index: Tensor, epoch: int) -> Examples:
         padding=recipe.crop_padding,
     )
     batch = Batch(x, job.labels[index].to(device), index.to(device), epoch)
-    return OBJECTIVES[recipe.objective](job.model, batch, recipe, job.classes)
+    return OBJECTIVES[recipe.objective](victim, batch, recipe, job.classes)
 
 
 def _accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
@@ -226,7 +245,7 @@ def _resume(folder: str | Path | None, job: _Job, identity: dict[str, Any]) -> l
     fill_weights(job.model, tensors, path)
     for name, parameter in job.model.named_parameters():
         if _MOMENTUM + name in tensors:
-            buffer = tensors[_MOMENTUM + name].to(parameter.device)
+            buffer = torch.empty_like(parameter).copy_(tensors[_MOMENTUM + name])  # laid out alike
             job.optimizer.state[parameter]["momentum_buffer"] = buffer
     return [Epoch(**epoch) for epoch in header["history"]]
 

@@ -77,6 +77,8 @@ def iat(model: nn.Module, batch: Batch, recipe: Recipe, classes: int) -> Example
 
 
 OBJECTIVES: Mapping[str, Objective] = {"erm": erm, "mixup": mixup, "at": at, "iat": iat}
+#: Those that attack the model.
+ADVERSARIAL = ("at", "iat")
 
 
 def mix(examples: Examples, batch: Batch, recipe: Recipe, half: str) -> Examples:

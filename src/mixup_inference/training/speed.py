@@ -1,0 +1,88 @@
+"""What makes training faster and changes nothing else, up to rounding."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from mixup_inference.attacks.pgd import quick
+from mixup_inference.attacks.victim import seeded
+from mixup_inference.classifier import eval_mode, unwrap
+from mixup_inference.models.folding import Folded, is_watched
+
+
+def victim_of(model: nn.Module, x: Tensor, *, images: int) -> nn.Module:
+    """What the inner attack climbs: a folded copy if that pays for so many images, or the model.
+
+    The copy is behind after a step of the optimizer, until ``catch_up``.
+    """
+    with eval_mode(model):
+        return quick(model, x, images=images)
+
+
+def catch_up(victim: nn.Module, model: nn.Module) -> nn.Module:
+    """The victim with the weights that the model has now."""
+    if isinstance(victim, Folded):
+        victim.refresh(model)
+    return victim
+
+
+@contextmanager
+def channels_last(model: nn.Module, x: Tensor) -> Iterator[None]:
+    """Hold the convolutions' weights in the memory format channels-last for a while.
+
+    Convolutions on a CPU, and all that follows them, are faster then. A model that does not work
+    in that format, or that somebody watches, is left alone.
+
+    Args:
+        model: in place; its weights are as they were laid out afterwards.
+        x: a few images, for a trial.
+    """
+    weights = _plain_weights(model)
+    if x.device.type != "cpu" or not weights or is_watched(model) or not _works(model, x):
+        yield
+        return
+    _lay_out(weights, torch.channels_last)
+    try:
+        yield
+    finally:
+        _lay_out(weights, torch.contiguous_format)
+
+
+def seed_all(seed: int, device: torch.device) -> None:
+    """Seed the generators that a model on this device draws from.
+
+    ``torch.manual_seed`` also asks after every other kind of device, which takes as long as a
+    step of a tiny network's optimizer.
+    """
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
+def _plain_weights(model: nn.Module) -> list[Tensor]:
+    """The weights of convolutions that are not channels-last yet."""
+    weights = (part.weight for part in model.modules() if isinstance(part, nn.Conv2d))
+    return [w for w in weights if not w.is_contiguous(memory_format=torch.channels_last)]
+
+
+def _lay_out(weights: list[Tensor], memory_format: torch.memory_format) -> None:
+    for weight in weights:
+        weight.data = weight.data.contiguous(memory_format=memory_format)
+
+
+def _works(model: nn.Module, x: Tensor) -> bool:
+    """Whether a copy in that format can be trained: a ``view`` of what it computes may not go."""
+    try:
+        twin = copy.deepcopy(model).train()
+        _lay_out(_plain_weights(twin), torch.channels_last)
+        with torch.enable_grad(), seeded(0, twin, x):
+            unwrap(twin(x)).sum().backward()
+    except Exception:
+        return False
+    return True
