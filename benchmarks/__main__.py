@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import attacks, draws, growth, inference, pool_on_disk, report
+from benchmarks import attacks, draws, growth, inference, pool_on_disk, report, training
 from mixup_inference.version import __version__
 
 FOLDER = Path(__file__).parent
@@ -29,6 +29,7 @@ def main() -> None:
         "eot": lambda: attacks.eot(ROUNDS),
         "growth": lambda: growth.growth(ROUNDS),
         "pool": lambda: pool_on_disk.against_memory(ROUNDS),
+        "training": lambda: training.against_a_plain_loop(ROUNDS),
     }
     results: dict[str, Any] = {
         "machine": {

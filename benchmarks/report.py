@@ -40,6 +40,7 @@ def write(results: Mapping[str, Any], folder: Path) -> None:
         *_attacks(results["pgd"], results["eot"]),
         *growth_report.growth(results["growth"], folder),
         *growth_report.pool(results["pool"]),
+        *_training(results["training"]),
     ]
     (folder / "README.md").write_text("\n".join(lines) + "\n")
 
@@ -152,6 +153,22 @@ def _attacks(pgd: Mapping[str, Any], eot: Mapping[str, Any]) -> list[str]:
         "EOT-PGD through MI-OL with 20 draws a step: times faster than a loop over the draws.",
         "",
         *_table(["network", "loop over draws"], loops),
+    ]
+
+
+def _training(found: Mapping[str, Any]) -> list[str]:
+    rows = [
+        [net, objective, _range(entry["faster"]), _range(entry["images_a_second"], 0)]
+        for net, objectives in found.items()
+        for objective, entry in objectives.items()
+    ]
+    return [
+        "## Training",
+        "",
+        "One short epoch of `train`, all that happens before it included, beside a plain PyTorch",
+        "loop of the same objective: batches of 64; AT and interpolated AT attack with PGD-10.",
+        "",
+        *_table(["network", "objective", "times faster", "images a second"], rows),
     ]
 
 
