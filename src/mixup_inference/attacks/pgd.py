@@ -18,7 +18,7 @@ from mixup_inference.checks import (
     check_labels,
     check_number,
 )
-from mixup_inference.classifier import check_model, logits_of
+from mixup_inference.classifier import batch_for, check_model, logits_of
 from mixup_inference.defenses import StochasticModule
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError, unknown_name
@@ -104,7 +104,8 @@ def pgd(
             draws of a defence under attack are its own: freeze them for a repeatable attack.)
         index: the points' positions in their data set; 0, 1, 2, ... by default.
         snapshots: step counts; returns ``{count: examples}`` from one trajectory.
-        batch_size: how many points are attacked at a time.
+        batch_size: how many points are attacked at a time, at most: on a CPU no more of a plain
+            network's than what its caches hold, which changes nothing but the time.
         progress: where to report.
     """
     check_images(x)
@@ -126,7 +127,10 @@ def pgd(
     ball, sizes = Ball(norm, eps), at[-1] * [check_number(step, what="step", least=0)]
     model = quick(model, x, images=at[-1] * len(x))
     start_key = make_key(check_int(seed, what="seed", least=0), "pgd start")
-    parts = range(0, x.shape[0], check_int(batch_size, what="batch_size", least=1))
+    check_int(batch_size, what="batch_size", least=1)
+    if not isinstance(model, StochasticModule):
+        batch_size = min(batch_size, batch_for(x))
+    parts = range(0, x.shape[0], batch_size)
     out: dict[int, list[Tensor]] = {count: [] for count in at}
     with progress.task("PGD", total=len(parts) * at[-1]) as task:
         for a in parts:
