@@ -23,7 +23,7 @@ from mixup_inference.progress import SILENT, Progress, Task
 from mixup_inference.training.augment import augment
 from mixup_inference.training.objectives import ADVERSARIAL, OBJECTIVES, Batch, Examples
 from mixup_inference.training.recipe import Recipe, learning_rate
-from mixup_inference.training.speed import catch_up, channels_last, seed_all, victim_of
+from mixup_inference.training.speed import catch_up, channels_last, victim_of
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -171,7 +171,7 @@ def _run_epoch(job: _Job, model: Any, optimizer: Any, epoch: int, task: Task) ->
     victim = victim_of(job.model, job.few, images=attacks)
     model.train()
     for number, index in enumerate(batches):
-        seed_all(derive_seed(recipe.seed, "dropout", epoch, number), job.fabric.device)
+        torch.manual_seed(derive_seed(recipe.seed, "dropout", epoch, number))
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(recipe, epoch * len(batches) + number, len(batches))
         examples = _examples(job, catch_up(victim, job.model), index, epoch)

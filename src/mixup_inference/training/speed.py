@@ -53,18 +53,6 @@ def channels_last(model: nn.Module, x: Tensor) -> Iterator[None]:
         _lay_out(weights, torch.contiguous_format)
 
 
-def seed_all(seed: int, device: torch.device) -> None:
-    """Seed the generators that a model on this device draws from.
-
-    ``torch.manual_seed`` also asks after every other kind of device, which takes as long as a
-    step of a tiny network's optimizer.
-    """
-    if device.type == "cpu":
-        torch.default_generator.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)
-
-
 def _plain_weights(model: nn.Module) -> list[Tensor]:
     """The weights of convolutions that are not channels-last yet."""
     weights = (part.weight for part in model.modules() if isinstance(part, nn.Conv2d))
