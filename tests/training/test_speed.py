@@ -131,16 +131,19 @@ def test_a_model_that_needs_its_memory_format_trains(parts):
 def test_the_weights_are_laid_out_as_before(parts):
     model, x = network(width=4), parts["train"].pixels[:2].double()
     before = copy.deepcopy(model.state_dict())
-    weight = model.features[1][0].weight
+    first, weight = (model.features[number][0].weight for number in (0, 1))
+    strides = first.stride()
 
     def interrupted():
         with channels_last(model, x):
             assert weight.is_contiguous(memory_format=torch.channels_last)
+            assert first.stride() == (9, 1, 3, 1)  # also with one channel
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert weight.is_contiguous()
+    assert first.stride() == strides
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     last = network("fast_resnet")
     with channels_last(last, x):

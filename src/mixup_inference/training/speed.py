@@ -54,14 +54,22 @@ def channels_last(model: nn.Module, x: Tensor) -> Iterator[None]:
 
 
 def _plain_weights(model: nn.Module) -> list[Tensor]:
-    """The weights of convolutions that are not channels-last yet."""
+    """The weights of convolutions that are not channels-last yet.
+
+    Strides say so, not ``is_contiguous``: with one channel both formats are the same numbers in the
+    same order, and yet the strides decide in which format a convolution answers.
+    """
     weights = (part.weight for part in model.modules() if isinstance(part, nn.Conv2d))
-    return [w for w in weights if not w.is_contiguous(memory_format=torch.channels_last)]
+    return [w for w in weights if w.stride() != _laid_out(w, torch.channels_last).stride()]
 
 
 def _lay_out(weights: list[Tensor], memory_format: torch.memory_format) -> None:
     for weight in weights:
-        weight.data = weight.data.contiguous(memory_format=memory_format)
+        weight.data = _laid_out(weight.data, memory_format).copy_(weight.data)
+
+
+def _laid_out(weight: Tensor, memory_format: torch.memory_format) -> Tensor:
+    return torch.empty_like(weight, memory_format=memory_format)
 
 
 def _works(model: nn.Module, x: Tensor) -> bool:
