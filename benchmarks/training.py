@@ -16,7 +16,7 @@ from mixup_inference.training.recipe import Objective, Recipe
 
 BATCH, EPS, STEP, STEPS, LR, MOMENTUM = 64, 8 / 255, 2 / 255, 10, 0.01, 0.9
 #: The networks, and how many images a training without an inner attack and one with it sees.
-NETWORKS = {"small_cnn": (256, 128), "resnet20": (128, 128)}
+NETWORKS = {"small_cnn": (320, 128), "resnet20": (256, 128)}
 
 
 def attack(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
