@@ -22,6 +22,7 @@ from mixup_inference.checks import (
     check_labels,
     check_number,
 )
+from mixup_inference.defenses import within_memory
 from mixup_inference.draws import make_key
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.progress import SILENT, Progress
@@ -118,11 +119,15 @@ class Batch:
     ) -> tuple[Tensor, Tensor]:
         """The gradient of the loss of each point, and the loss."""
         leaf = image.detach().requires_grad_()
-        with torch.enable_grad():
+
+        def compute() -> tuple[Tensor, Tensor]:
             values = self.loss(leaf, loss, draws, *stream)
-            gradient = gradient_of(values.sum(), leaf)
+            return gradient_of(values.sum(), leaf), values.detach()
+
+        with torch.enable_grad():
+            found = within_memory(self.victim.module, image, compute)
         self.tick()
-        return gradient, values.detach()
+        return found
 
 
 @timed(Stage.ATTACKING)

@@ -19,7 +19,7 @@ from mixup_inference.checks import (
     check_number,
 )
 from mixup_inference.classifier import batch_for, check_model, logits_of
-from mixup_inference.defenses import StochasticModule
+from mixup_inference.defenses import StochasticModule, within_memory
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.models.folding import faster, pays
@@ -147,7 +147,7 @@ def pgd(
             )
             start = ball.start(x[part], index[part], start_key) if random_start else x[part]
             for count, image in enumerate(
-                climb(x[part], start, ball, _gradient(goal, task.advance), sizes)
+                climb(x[part], start, ball, _gradient(model, goal, task.advance), sizes)
             ):
                 if count in out:
                     out[count].append(image)
@@ -172,12 +172,12 @@ def quick(model: nn.Module, x: Tensor, *, images: int) -> nn.Module:
 
 
 def _gradient(
-    goal: Callable[[Tensor], Tensor], tick: Callable[[], None]
+    model: nn.Module, goal: Callable[[Tensor], Tensor], tick: Callable[[], None]
 ) -> Callable[[Tensor, int], Tensor]:
     def gradient(image: Tensor, _: int) -> Tensor:
         leaf = image.detach().requires_grad_()
         with torch.enable_grad():
-            found = gradient_of(goal(leaf), leaf)
+            found = within_memory(model, image, lambda: gradient_of(goal(leaf), leaf))
         tick()
         return found
 

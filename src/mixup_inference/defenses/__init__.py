@@ -6,6 +6,7 @@ from mixup_inference.defenses.base import (
     StochasticModule,
     images_at_once,
     mean_prediction,
+    within_memory,
 )
 from mixup_inference.defenses.combined import CombinedInference
 from mixup_inference.defenses.crop_resize import CropResize
@@ -43,5 +44,6 @@ __all__ = [
     "mean_prediction",
     "read_preset",
     "settings_of",
+    "within_memory",
     "write_preset",
 ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from mixup_inference.classifier import (
     state_of,
 )
 from mixup_inference.draws import Draws, make_key
-from mixup_inference.errors import unknown_name
+from mixup_inference.errors import MixupInferenceWarning, unknown_name
 from mixup_inference.models.engines import ENGINES, Run, make_engine
 from mixup_inference.timing import Stage, timed
 
@@ -29,6 +30,7 @@ from mixup_inference.timing import Stage, timed
 CHUNK_PIXELS = 1024 * 3 * 32 * 32
 
 Stream = tuple[str | int, ...]
+T = TypeVar("T")
 
 
 class Options(TypedDict, total=False):
@@ -146,11 +148,15 @@ class StochasticModule(nn.Module, ABC):
 
     def base_log_probs(self, x: Tensor) -> Tensor:
         """Log softmax F(x) on the input itself, in chunks."""
-        parts = x.split(self._chunk_size(x))
-        with _graph_for(x):
+
+        def compute() -> Tensor:
+            parts = x.split(self._chunk_size(x))
             return torch.cat(
                 [_bounded(self._classify, part, alone=len(parts) == 1) for part in parts]
             )
+
+        with _graph_for(x):
+            return within_memory(self, x, compute)
 
     def samples_of(
         self, x: Tensor, index: Tensor | None, stream: str | int
@@ -168,6 +174,20 @@ class StochasticModule(nn.Module, ABC):
         if self.chunk is not None:
             return self.chunk
         return images_at_once(x)
+
+    def halve_chunk(self, x: Tensor) -> bool:
+        """From now on half as many images at once; whether that was possible."""
+        now = self._chunk_size(x)
+        if now == 1:
+            return False
+        self.chunk = now // 2
+        warnings.warn(
+            f"memory ran out with chunks of {now:,} images; going on with {self.chunk:,} and the "
+            f"same draws. Give chunk={self.chunk} to start there.",
+            MixupInferenceWarning,
+            stacklevel=2,
+        )
+        return True
 
     def _classify(self, x: Tensor) -> Tensor:
         """Log softmax F(x); the first batch ever seen is checked for being logits."""
@@ -195,6 +215,31 @@ class StochasticModule(nn.Module, ABC):
     def __getstate__(self) -> dict[str, Any]:
         """Without the engine, which cannot be copied and is made again."""
         return self.__dict__ | {"_made": None}
+
+
+def within_memory(defense: nn.Module, x: Tensor, compute: Callable[[], T]) -> T:
+    """What ``compute`` returns; where memory runs out, again with half of the defence's chunk.
+
+    The draws are the same. A module that is not a defence of ours has no chunk, and the error is
+    raised.
+    """
+    if not isinstance(defense, StochasticModule):
+        return compute()
+    calls = defense.calls
+    while True:
+        try:
+            return compute()
+        except (RuntimeError, MemoryError) as error:
+            if not (_is_out_of_memory(error) and defense.halve_chunk(x)):
+                raise
+        # Out of the handler the error is gone, and with it the memory that it held on to.
+        defense.calls = calls
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether torch or Python could not get memory, on a GPU or a CPU."""
+    known = (torch.OutOfMemoryError, MemoryError)
+    return isinstance(error, known) or "can't allocate memory" in str(error)
 
 
 def _graph_for(x: Tensor) -> torch.set_grad_enabled:
@@ -253,8 +298,11 @@ class RandomizedInference(StochasticModule):
         check_images(x)
         check_int(draws, what="draws", least=1)
         name, index = self.samples_of(x, index, stream)
+        look = self._look(x)
         with _graph_for(x):
-            return torch.cat(list(self._blocks(x, self._look(x), name, index, draws)))
+            return within_memory(
+                self, x, lambda: torch.cat(list(self._blocks(x, look, name, index, draws)))
+            )
 
     def average(
         self,
@@ -266,9 +314,13 @@ class RandomizedInference(StochasticModule):
     ) -> Tensor:
         """Log mean softmax over the draws (``self.draws`` by default)."""
         count = self.draws if draws is None else draws
-        with _graph_for(x):
+
+        def compute() -> Tensor:
             blocks = self._blocks(x, look, stream, index, count)
             return torch.cat([mean_prediction(block) for block in blocks])
+
+        with _graph_for(x):
+            return within_memory(self, x, compute)
 
     def _blocks(
         self, x: Tensor, look: Tensor | None, stream: Stream, index: Tensor, draws: int

@@ -111,6 +111,11 @@ class CombinedInference(StochasticModule):
         for part in getattr(self, "_parts", ()):  # not there yet while constructing
             part.reseed(seed)
 
+    def halve_chunk(self, x: Tensor) -> bool:
+        """From now on half as many images at once in both parts; whether that was possible."""
+        one, two = (part.halve_chunk(x) for part in self._parts)
+        return one or two
+
     def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
         """The log of the prediction, shape (batch, classes)."""
         if self.detector.stop is not None and not (x.requires_grad and torch.is_grad_enabled()):

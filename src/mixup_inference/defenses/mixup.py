@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mixup_inference.checks import check_images, check_number
-from mixup_inference.defenses.base import Options, RandomizedInference, Stream
+from mixup_inference.defenses.base import Options, RandomizedInference, Stream, within_memory
 from mixup_inference.defenses.label_rules import Labels, label_rule, other_labels
 from mixup_inference.defenses.pool_predictions import PoolPredictions, log_of
 from mixup_inference.defenses.stopping import (
@@ -111,8 +111,11 @@ class MixupInference(RandomizedInference):
         """
         if self.predictions is None:
             return 0
-        return self.predictions.update(
-            self.model, self._classify, self._chunk_size(self.pool.images)
+        predictions, images = self.predictions, self.pool.images
+        return within_memory(
+            self,
+            images,
+            lambda: predictions.update(self.model, self._classify, self._chunk_size(images)),
         )
 
     def average(
@@ -228,16 +231,19 @@ class MixupInference(RandomizedInference):
                 return question.settled(rows, seen.sum(1) - known[rows], used, self.draws)
             return question.certain(rows, seen, used, self.error)
 
-        sums, used = until_decided(
-            look,
-            decided,
-            samples=len(x),
-            classes=self.pool.classes,
-            draws=self.draws,
-            unit=3 if exact else self.round if self.sampling == "stratified" else 5,
-            chunk=self._chunk_size(x),
-            like=x,
-        )
+        def draw_on() -> tuple[Tensor, Tensor]:
+            return until_decided(
+                look,
+                decided,
+                samples=len(x),
+                classes=self.pool.classes,
+                draws=self.draws,
+                unit=3 if exact else self.round if self.sampling == "stratified" else 5,
+                chunk=self._chunk_size(x),
+                like=x,
+            )
+
+        sums, used = within_memory(self, x, draw_on)
         mean = sums / used[:, None]
         if exact:
             mean = mean - known / self.draws
