@@ -26,6 +26,7 @@ from mixup_inference.defenses import within_memory
 from mixup_inference.draws import make_key
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.progress import SILENT, Progress
+from mixup_inference.ranks import ALONE, Ranks
 from mixup_inference.timing import Stage, timed
 
 
@@ -40,6 +41,7 @@ class Common(TypedDict, total=False):
     seed: of starts, targets and the attack's draws, which belong to a point, not to a batch.
     index: the points' positions in their data set; 0, 1, 2, ... by default.
     batch_size: how many images go through F at once: with K draws, so many / K points.
+    ranks: the processes that share the points, each of which calls the attack with all of them.
     progress: where to report.
     """
 
@@ -51,6 +53,7 @@ class Common(TypedDict, total=False):
     seed: int
     index: Tensor | None
     batch_size: int
+    ranks: Ranks
     progress: Progress
 
 
@@ -182,24 +185,31 @@ def run(
     images = max(many, copies * one)
     rows = max(1, batch_size // images)
     parts = torch.arange(len(x), device=x.device).split(rows)
-    found = []
+    ranks = options.get("ranks", ALONE)
     with (
         options.get("progress", SILENT).task(name, total=len(parts) * ticks) as task,
         victim.counting(),
         torch.no_grad(),
     ):
-        for part in parts:
-            batch = Batch(
-                victim,
-                x[part],
-                y[part],
-                None if target is None else target[part],
-                index[part],
-                ball,
-                seed,
-                task.advance,
+
+        def tick() -> None:
+            task.advance(ranks.size)
+
+        def attack_part(part: Tensor) -> Found:
+            return attack(
+                Batch(
+                    victim,
+                    x[part],
+                    y[part],
+                    None if target is None else target[part],
+                    index[part],
+                    ball,
+                    seed,
+                    tick,
+                )
             )
-            found.append(attack(batch))
+
+        found = ranks.share(parts, attack_part)
     examples = torch.cat([one.examples for one in found]).detach()
     delta = examples - x
     return Attacked(
@@ -212,11 +222,12 @@ def run(
             repeats=options.get("repeats", 5),
             index=index,
             batch_size=batch_size,
+            ranks=ranks,
         ),
         linf=delta.abs().flatten(1).amax(1),
         l2=length(delta),
-        forward=victim.passes.forward,
-        backward=victim.passes.backward,
+        forward=ranks.total(victim.passes.forward),
+        backward=ranks.total(victim.passes.backward),
         trace=torch.cat([one.trace for one in found], dim=1).double().mean(1).detach().cpu(),
     )
 

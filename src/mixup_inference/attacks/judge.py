@@ -13,6 +13,7 @@ from mixup_inference.detection import MixupDetector
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import InputError
 from mixup_inference.progress import SILENT, Progress
+from mixup_inference.ranks import ALONE, Ranks
 
 
 def judge(
@@ -24,6 +25,7 @@ def judge(
     index: Tensor | None = None,
     stream: str = "judge",
     batch_size: int = 256,
+    ranks: Ranks = ALONE,
     progress: Progress = SILENT,
 ) -> Tensor:
     """Whether each point fools the defence, in each of several fresh answers: (points, repeats).
@@ -32,7 +34,8 @@ def judge(
     A defence without randomness, and a frozen one, is asked once.
 
     Streams of different names share no draws, and none shares any with an attack's. So examples
-    can be chosen by one stream and reported by another.
+    can be chosen by one stream and reported by another. With ``ranks`` several processes share the
+    points, and each gets all answers.
     """
     check_images(x)
     y = check_labels(y, count=len(x)).to(x.device)
@@ -46,18 +49,22 @@ def judge(
     repeats = repeats if victim is None or victim.is_random else 1
     if victim is not None and victim.kind == "call":
         batch_size = 1  # a batch would share its draw, and its points would not be independent
-    fooled = torch.zeros(len(x), repeats, dtype=torch.bool)
+    check_int(batch_size, what="batch_size", least=1)
     with torch.no_grad(), progress.task("judge", total=repeats * len(x)) as task:
-        for rows in torch.arange(len(x)).split(check_int(batch_size, what="batch_size", least=1)):
+
+        def fooled(rows: Tensor) -> Tensor:
+            out = torch.zeros(len(rows), repeats, dtype=torch.bool)
             for repeat in range(repeats):
                 name = f"{stream} {repeat}"
                 if detector is not None:
                     wrong = _undetected(detector, x[rows], y[rows], index[rows], name)
                 else:
                     wrong = _labels(defense, x[rows], index[rows], name) != y[rows]
-                fooled[rows, repeat] = wrong.cpu()
-                task.advance(len(rows))
-    return fooled
+                out[:, repeat] = wrong.cpu()
+                task.advance(len(rows) * ranks.size)
+            return out
+
+        return torch.cat(ranks.share(torch.arange(len(x)).split(batch_size), fooled))
 
 
 def _labels(defense: nn.Module, x: Tensor, index: Tensor, stream: str) -> Tensor:

@@ -24,6 +24,7 @@ from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.models.folding import faster, pays
 from mixup_inference.progress import SILENT, Progress
+from mixup_inference.ranks import ALONE, Ranks
 from mixup_inference.timing import Stage, timed
 
 AttackLabels = Literal["true", "predicted"]
@@ -43,6 +44,7 @@ class PGDOptions(TypedDict, total=False):
     seed: int
     index: Tensor | None
     batch_size: int
+    ranks: Ranks
     progress: Progress
 
 
@@ -79,6 +81,7 @@ def pgd(
     index: Tensor | None = None,
     snapshots: Iterable[int] | None = None,
     batch_size: int = 256,
+    ranks: Ranks = ALONE,
     progress: Progress = SILENT,
 ) -> Tensor | dict[int, Tensor]:
     """Adversarial examples by projected gradient descent on the cross-entropy.
@@ -106,6 +109,7 @@ def pgd(
         snapshots: step counts; returns ``{count: examples}`` from one trajectory.
         batch_size: how many points are attacked at a time, at most: on a CPU no more of a plain
             network's than what its caches hold, which changes nothing but the time.
+        ranks: the processes that share the points, each of which calls this with all of them.
         progress: where to report.
     """
     check_images(x)
@@ -130,28 +134,27 @@ def pgd(
     check_int(batch_size, what="batch_size", least=1)
     if not isinstance(model, StochasticModule):
         batch_size = min(batch_size, batch_for(x))
-    parts = range(0, x.shape[0], batch_size)
-    out: dict[int, list[Tensor]] = {count: [] for count in at}
+    parts = torch.arange(len(x), device=x.device).split(batch_size)
     with progress.task("PGD", total=len(parts) * at[-1]) as task:
-        for a in parts:
-            part = slice(a, a + batch_size)
+
+        def attack(rows: Tensor) -> list[Tensor]:
             goal = _goal(
                 model,
-                x[part],
-                y[part],
-                targets=None if targets is None else targets[part],
+                x[rows],
+                y[rows],
+                targets=None if targets is None else targets[rows],
                 targeted=targeted,
                 labels=labels,
                 key=make_key(seed, "pgd target"),
-                index=index[part],
+                index=index[rows],
             )
-            start = ball.start(x[part], index[part], start_key) if random_start else x[part]
-            for count, image in enumerate(
-                climb(x[part], start, ball, _gradient(model, goal, task.advance), sizes)
-            ):
-                if count in out:
-                    out[count].append(image)
-    examples = {count: torch.cat(images) for count, images in out.items()}
+            start = ball.start(x[rows], index[rows], start_key) if random_start else x[rows]
+            gradient = _gradient(model, goal, lambda: task.advance(ranks.size))
+            path = enumerate(climb(x[rows], start, ball, gradient, sizes))
+            return [image for count, image in path if count in at]
+
+        found = ranks.share(parts, attack)
+    examples = dict(zip(at, map(torch.cat, zip(*found, strict=True)), strict=True))
     return examples[steps] if snapshots is None else examples
 
 

@@ -22,6 +22,7 @@ from mixup_inference.datasets import as_tensors
 from mixup_inference.defenses import StochasticModule
 from mixup_inference.errors import InputError
 from mixup_inference.progress import SILENT, Progress
+from mixup_inference.ranks import ALONE, Ranks
 
 Z95 = 1.959963984540054  # the normal quantile of a 95% interval
 
@@ -107,6 +108,7 @@ def evaluate(
     index: Tensor | None = None,
     stream: str | int = "evaluate",
     batch_size: int = 256,
+    ranks: Ranks = ALONE,
     progress: Progress = SILENT,
 ) -> Accuracy:
     """The accuracy of a model or a defence on labelled images.
@@ -117,6 +119,9 @@ def evaluate(
     A defence draws for each point from (its seed, ``stream``, the point's ``index``), so the
     result does not depend on the batch size beyond rounding, and is the same every time. A frozen
     defence (``fresh=False``) is measured on its frozen draws, unless ``index`` is given.
+
+    With ``ranks`` several processes share the points, each calls this with all of them, and each
+    gets the counts of all.
 
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
     >>> evaluate(model, torch.rand(8, 1, 2, 2), torch.zeros(8, dtype=torch.long)).total
@@ -136,16 +141,19 @@ def evaluate(
     if isinstance(classifier, StochasticModule):
         classifier.prepare()
         prepared = classifier.passes_once
-    correct = 0
     with torch.no_grad(), count_passes(base) as passes, progress.task("evaluate", len(y)) as task:
-        for rows in torch.arange(len(y)).split(batch_size):
-            images_of_rows = as_pixels(x[rows].to(device), kind)
+
+        def count_correct(rows: Tensor) -> int:
+            images = as_pixels(x[rows].to(device), kind)
             if isinstance(classifier, StochasticModule):
                 positions = None if frozen else index[rows]
-                out = classifier(images_of_rows, index=positions, stream=stream)
+                out = classifier(images, index=positions, stream=stream)
             else:
-                out = logits_of(classifier, images_of_rows)
+                out = logits_of(classifier, images)
             check_labels(y[rows], count=len(rows), classes=out.shape[1])
-            correct += int((out.argmax(1).cpu() == y[rows].cpu()).sum())
-            task.advance(len(rows))
-    return Accuracy(correct, len(y), passes.forward / len(y), prepared)
+            task.advance(len(rows) * ranks.size)
+            return int((out.argmax(1).cpu() == y[rows].cpu()).sum())
+
+        correct = sum(ranks.share(torch.arange(len(y)).split(batch_size), count_correct))
+        forward = ranks.total(passes.forward)
+    return Accuracy(correct, len(y), forward / len(y), prepared)
