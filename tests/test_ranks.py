@@ -16,7 +16,7 @@ import sys
 import torch
 from torch import nn
 from mixup_inference import CombinedInference, MixupInference, Pool, evaluate, pgd
-from mixup_inference.attacks import eot_pgd, square
+from mixup_inference.attacks import eot_pgd, square_eot
 from mixup_inference.ranks import Ranks
 
 torch.set_num_threads(1)
@@ -34,7 +34,7 @@ paths = pgd(
 )
 common = {"eps": 0.1, "batch_size": 24, "ranks": ranks}
 adaptive = eot_pgd(better, x, y, step=0.03, steps=3, draws=6, **common)
-queries = square(better, x[:3], y[:3], queries=20, **common)  # fewer batches than processes
+queries = square_eot(better, x[:3], y[:3], queries=20, **common)  # fewer batches than processes
 told = ranks.first(lambda: ranks.rank)
 out = {
     "counts": [(c.correct, c.total, c.passes) for c in counts],
