@@ -7,6 +7,7 @@ the points, and every process has all of it.
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,12 +39,13 @@ class Ranks:
         """The processes that ``torchrun`` started, connected to each other; else this one alone."""
         from torch import distributed  # noqa: PLC0415
 
-        if distributed.is_available() and not distributed.is_initialized():
+        if not distributed.is_available():
+            return cls()
+        if not distributed.is_initialized():
             if int(os.environ.get("WORLD_SIZE", "1")) == 1:
                 return cls()
             distributed.init_process_group("gloo")
-        if not distributed.is_available():
-            return cls()
+            atexit.register(distributed.destroy_process_group)  # its threads outlive Python else
         return cls(distributed.get_rank(), distributed.get_world_size())
 
     @property

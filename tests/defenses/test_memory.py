@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixup_inference import CombinedInference, MixupInference, MixupInferenceWarning, Pool, pgd
+from mixup_inference import CombinedInference, MixupInference, Pool, pgd
 from mixup_inference.attacks import eot_pgd
+from mixup_inference.errors import MixupInferenceWarning
 
 torch.manual_seed(0)
 X = torch.rand(12, 1, 3, 3).double()
@@ -120,13 +121,13 @@ from torch import nn
 from mixup_inference import MixupInference, Pool
 torch.manual_seed(0)
 torch.set_num_threads(1)
-pool = Pool(torch.randint(0, 256, (20, 3, 32, 32), dtype=torch.uint8), torch.arange(20) % 2)
-model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 2))
-x = torch.rand(100, 3, 32, 32)
+pool = Pool(torch.randint(0, 256, (20, 3, 64, 64), dtype=torch.uint8), torch.arange(20) % 2)
+model = nn.Sequential(nn.Flatten(), nn.Linear(12288, 2))
+x = torch.rand(100, 3, 64, 64)
 expected = MixupInference(model, pool, chunk=100)(x, index=torch.arange(100))
 status = open("/proc/self/status").read()
 size = 1024 * int(re.search(r"VmSize:\\s+(\\d+) kB", status)[1])
-resource.setrlimit(resource.RLIMIT_AS, (size + 2**26, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_AS, (size + 2**27, resource.RLIM_INFINITY))
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
     mi = MixupInference(model, pool, chunk=3000)
