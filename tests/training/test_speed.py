@@ -59,7 +59,7 @@ def plain(model, x, y, objective):
                 halves = {"adversarial": found, "clean": images}
             rows = [(half, hot) for half in halves.values()]
             if objective in ("mixup", "iat"):
-                made = [mix(Examples(half, hot, hot[:, 0]), batch, RECIPE, name)
+                made = [mix(Examples(half, hot, hot[:, 0]), batch.with_images(half), RECIPE, name)
                         for name, half in halves.items()]  # fmt: skip
                 rows = [(one.x, one.targets) for one in made]
             inputs, targets = (torch.cat(part) for part in zip(*rows, strict=True))

@@ -1,6 +1,8 @@
 """Training: ERM, mixup, adversarial training, interpolated adversarial training."""
 
-from mixup_inference.training.loop import BEST, LAST, Epoch, train
+from mixup_inference.training.loop import train
+from mixup_inference.training.processes import make_fabric
 from mixup_inference.training.recipe import OBJECTIVES, Recipe, learning_rate
+from mixup_inference.training.state import BEST, LAST, Epoch
 
-__all__ = ["BEST", "LAST", "OBJECTIVES", "Epoch", "Recipe", "learning_rate", "train"]
+__all__ = ["BEST", "LAST", "OBJECTIVES", "Epoch", "Recipe", "learning_rate", "make_fabric", "train"]

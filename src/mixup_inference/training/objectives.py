@@ -19,13 +19,51 @@ from mixup_inference.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
+class Whole:
+    """A batch that several processes share, as one of them sees it.
+
+    Attributes:
+        index: the positions of all rows in the data set.
+        y: the labels of all rows.
+        own: the rows of this process.
+        images: the images of some rows, whoever has them.
+        gather: puts together what each process has for its own rows.
+    """
+
+    index: Tensor
+    y: Tensor
+    own: slice
+    images: Callable[[Tensor], Tensor]
+    gather: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
 class Batch:
-    """Clean images in [0, 1], integer labels, positions in the data set, and the epoch."""
+    """Images in [0, 1], integer labels, positions in the data set, and the epoch.
+
+    If several processes share the batch, these are the rows of one, and ``shared`` is all of it.
+    """
 
     x: Tensor
     y: Tensor
     index: Tensor
     epoch: int
+    shared: Whole | None = None
+
+    @property
+    def whole(self) -> Whole:
+        """All of the batch."""
+        return self.shared or Whole(
+            self.index, self.y, slice(None), lambda rows: self.x[rows], lambda x: x
+        )
+
+    def with_images(self, x: Tensor) -> Batch:
+        """The batch with other images in its rows, and in those of the other processes."""
+        shared = self.shared
+        if shared is not None:
+            gather = shared.gather
+            shared = replace(shared, images=lambda rows: gather(x)[rows])
+        return replace(self, x=x, shared=shared)
 
 
 @dataclass(frozen=True)
@@ -52,7 +90,8 @@ Objective = Callable[[nn.Module, Batch, Recipe, int], Examples]
 def erm(_: nn.Module, batch: Batch, __: Recipe, classes: int) -> Examples:
     """Empirical risk minimisation: the images as they are."""
     targets = functional.one_hot(batch.y, classes).to(batch.x.dtype)
-    return Examples(batch.x, targets, torch.full_like(batch.x[:, 0, 0, 0], 1 / len(batch.y)))
+    weights = torch.full_like(batch.x[:, 0, 0, 0], 1 / len(batch.whole.index))
+    return Examples(batch.x, targets, weights)
 
 
 def mixup(_: nn.Module, batch: Batch, recipe: Recipe, classes: int) -> Examples:
@@ -68,9 +107,9 @@ def at(model: nn.Module, batch: Batch, recipe: Recipe, classes: int) -> Examples
 
 def iat(model: nn.Module, batch: Batch, recipe: Recipe, classes: int) -> Examples:
     """Interpolated AT (Lamb et al., 2019): both halves of AT, each mixed up on its own."""
-    adversarial = erm(model, attacked(model, batch, recipe), recipe, classes)
+    adversarial = attacked(model, batch, recipe)
     return join(
-        mix(adversarial, batch, recipe, "adversarial"),
+        mix(erm(model, adversarial, recipe, classes), adversarial, recipe, "adversarial"),
         mixup(model, batch, recipe, classes),
         recipe.adv_ratio,
     )
@@ -84,27 +123,30 @@ ADVERSARIAL = ("at", "iat")
 def mix(examples: Examples, batch: Batch, recipe: Recipe, half: str) -> Examples:
     """Mix each row with a partner from the batch: x~ = lam x + (1 - lam) x', likewise y~.
 
-    Ratio and partner follow from (seed, epoch, position in the data set).
+    Ratio and partner follow from (seed, epoch, position in the data set); the partner may be a row
+    of another process.
     """
-    draws = Draws.once(make_key(recipe.seed, "mixup", half, batch.epoch), batch.index)
-    lam = Beta(recipe.alpha, recipe.alpha).quantile(draws.uniform(0))[:, 0].to(batch.x.dtype)
+    whole = batch.whole
+    draws = Draws.once(make_key(recipe.seed, "mixup", half, batch.epoch), whole.index)
+    lam = Beta(recipe.alpha, recipe.alpha).quantile(draws.uniform(0)[whole.own])[:, 0]
     # Two independent orders, matched up: a random permutation of the batch.
     first, second = draws.bits(1)[:, 0].argsort(), draws.bits(2)[:, 0].argsort()
-    partner = torch.empty_like(first).scatter_(0, first, second)
+    partner = torch.empty_like(first).scatter_(0, first, second)[whole.own]
     x, targets = examples.x, examples.targets
-    image_lam, label_lam = lam[:, None, None, None], lam[:, None]
+    theirs = functional.one_hot(whole.y[partner], targets.shape[1]).to(targets.dtype)
+    label_lam = lam.to(x.dtype)[:, None]
+    image_lam = label_lam[:, :, None, None]
     return Examples(
-        image_lam * x + (1 - image_lam) * x[partner],
-        label_lam * targets + (1 - label_lam) * targets[partner],
+        image_lam * x + (1 - image_lam) * whole.images(partner),
+        label_lam * targets + (1 - label_lam) * theirs,
         examples.weights,
     )
 
 
 def attacked(model: nn.Module, batch: Batch, recipe: Recipe) -> Batch:
     """The batch's adversarial counterpart: untargeted PGD on the model in eval mode."""
-    return replace(
-        batch,
-        x=pgd(
+    return batch.with_images(
+        pgd(
             model,
             batch.x,
             batch.y,
@@ -115,7 +157,7 @@ def attacked(model: nn.Module, batch: Batch, recipe: Recipe) -> Batch:
             seed=derive_seed(recipe.seed, "inner attack", batch.epoch),
             index=batch.index,
             batch_size=len(batch.y),
-        ),
+        )
     )
 
 

@@ -12,14 +12,22 @@ from torch import Tensor, nn
 from mixup_inference.attacks.pgd import quick
 from mixup_inference.attacks.victim import seeded
 from mixup_inference.classifier import eval_mode, unwrap
-from mixup_inference.models.folding import Folded, is_watched
+from mixup_inference.models.folding import Folded, fold, is_watched
 
 
-def victim_of(model: nn.Module, x: Tensor, *, images: int) -> nn.Module:
+def victim_of(model: nn.Module, x: Tensor, *, images: int, folded: bool | None = None) -> nn.Module:
     """What the inner attack climbs: a folded copy if that pays for so many images, or the model.
 
     The copy is behind after a step of the optimizer, until ``catch_up``.
+
+    Args:
+        model: what is trained.
+        x: a few images, on which a copy is compared with the model.
+        images: how many pass in an epoch.
+        folded: what was decided when the epoch began, with other weights; None decides now.
     """
+    if folded is not None:
+        return fold(model) if folded else model
     with eval_mode(model):
         return quick(model, x, images=images)
 
