@@ -10,7 +10,7 @@ import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Literal, TextIO
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -108,7 +108,26 @@ class Common:
     "Print nothing but errors."
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Processes:
+    """How training is spread. One process attacks and measures."""
+
+    devices: int | None = None
+    "Processes on each machine that train together; under torchrun, those that it started."
+
+    nodes: int | None = None
+    "Machines that train together."
+
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    "Of the network while it trains."
+
+    strategy: Literal["auto", "ddp", "ddp_find_unused_parameters_true"] = "auto"
+    "How Lightning Fabric keeps the processes together."
+
+
 COMMON = Common()
+ALONE = Processes()
 NO_MODEL = OneModel()
 
 
@@ -119,6 +138,7 @@ def run(
     *,
     dry_run: DryRun = False,
     smoke: Smoke = False,
+    processes: Processes = ALONE,
     common: Common = COMMON,
 ) -> None:
     """Train, attack, defend, measure and report."""
@@ -130,13 +150,15 @@ def run(
     if dry_run:
         print_plan(loaded, device=common.device, data_root=common.data_root)
     else:
-        work("run", loaded, common)
+        work("run", loaded, common, processes)
 
 
-@app.command(help_epilogue=_examples("train digits"))
-def train(spec: Spec = "digits", /, *, common: Common = COMMON) -> None:
+@app.command(help_epilogue=_examples("train digits", "train cifar10 --devices 4 --device cuda"))
+def train(
+    spec: Spec = "digits", /, *, processes: Processes = ALONE, common: Common = COMMON
+) -> None:
     """Only train the experiment's models."""
-    _stage("train", spec, common)
+    _stage("train", spec, common, processes)
 
 
 @app.command(help_epilogue=_examples("attack digits"))
@@ -240,11 +262,11 @@ def report(
     write_reports(runs, output)
 
 
-def _stage(stage: str, spec: str, common: Common) -> None:
+def _stage(stage: str, spec: str, common: Common, processes: Processes = ALONE) -> None:
     from mixup_inference.cli.work import work  # noqa: PLC0415 (--help must not wait for all this)
     from mixup_inference.evaluation import load_spec  # noqa: PLC0415
 
-    work(stage, load_spec(spec), common)
+    work(stage, load_spec(spec), common, processes)
 
 
 @data_app.command(name="list")

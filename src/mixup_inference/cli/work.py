@@ -6,12 +6,14 @@ import logging
 import shlex
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
+from mixup_inference.cli.together import open_fabric, train_together
 from mixup_inference.datasets import shape_of
 from mixup_inference.evaluation import Experiment, Spec, collect, measure_speeds, plan
 from mixup_inference.evaluation.places import check_device
@@ -19,10 +21,12 @@ from mixup_inference.progress import SILENT, RichProgress
 from mixup_inference.reporting import ConsoleListener, write_report, write_results
 
 if TYPE_CHECKING:
-    from mixup_inference.cli import Common
+    from lightning_fabric import Fabric
+
+    from mixup_inference.cli import Common, Processes
 
 
-def open_experiment(spec: Spec, common: Common) -> Experiment:
+def open_experiment(spec: Spec, common: Common, fabric: Fabric | None = None) -> Experiment:
     """An experiment in its folder, checked, with progress on the terminal if it is one."""
     console = Console()
     bars = SILENT if common.quiet else RichProgress(console if console.is_terminal else None)
@@ -31,6 +35,7 @@ def open_experiment(spec: Spec, common: Common) -> Experiment:
         spec,
         common.output / spec.name,
         device=common.device,
+        fabric=fabric,
         data_root=common.data_root,
         progress=bars,
     )
@@ -38,14 +43,20 @@ def open_experiment(spec: Spec, common: Common) -> Experiment:
     return experiment
 
 
-def work(stage: str, spec: Spec, common: Common) -> None:
+def work(stage: str, spec: Spec, common: Common, processes: Processes | None = None) -> None:
     """Do one stage of an experiment, telling the terminal about it."""
     started = time.perf_counter()
-    experiment = open_experiment(spec, common)
+    fabric = None if processes is None else open_fabric(common, processes)
+    if fabric is not None and not fabric.is_global_zero:
+        train_together(open_experiment(spec, replace(common, quiet=True), fabric))
+        return
+    experiment = open_experiment(spec, common, fabric)
     listener = ConsoleListener(Console(quiet=common.quiet), spec, experiment.columns)
     experiment.listener = listener
     listener.say(f"{spec.title}  ({experiment.folder})", "bold")
     try:
+        if fabric is not None:
+            train_together(experiment)
         if stage == "train":
             paths = [experiment.model_folder(m) for m in spec.models if experiment.model(m)]
         elif stage == "attack":

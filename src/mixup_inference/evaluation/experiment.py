@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,9 @@ from mixup_inference.timing import Stage, timed
 from mixup_inference.training import LAST, Epoch, train
 from mixup_inference.version import __version__
 
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
 
 class Experiment:
     """A spec at work in a folder."""
@@ -65,6 +68,7 @@ class Experiment:
         folder: Path,
         *,
         device: str = "cpu",
+        fabric: Fabric | None = None,
         data_root: Path | None = None,
         listener: Listener | None = None,
         progress: Progress = SILENT,
@@ -72,6 +76,7 @@ class Experiment:
         self.spec = spec
         self.folder = folder
         self.device = check_device(device)
+        self.fabric = fabric
         self.data_root = data_root
         self.listener = listener or Listener()
         self.progress = progress
@@ -164,6 +169,8 @@ class Experiment:
         network = self.spec.network_of(name)
         if network is not None and network.is_foreign:  # its code may change under its name
             identity["answers"] = self._answers(name)
+        if self.fabric is not None and self.fabric.strategy.precision.precision != "32-true":
+            identity["precision"] = self.fabric.strategy.precision.precision
         return identity | {"recipe": asdict(self.spec.recipe(name))}
 
     def _answers(self, name: str) -> str:
@@ -212,23 +219,25 @@ class Experiment:
     @timed(Stage.TRAINING)
     def _train(self, name: str) -> tuple[nn.Module, bool]:
         recipe, folder = self.spec.recipe(name), self.model_folder(name)
-        points, model = self.points["train"], self._untrained(name)
+        points, model, fabric = self.points["train"], self._untrained(name), self.fabric
         done = self._epochs_done(name, model)
+        if fabric is not None:
+            done = fabric.broadcast(done)  # what the first process found counts for all
         if done < recipe.epochs:
             from lightning_fabric import Fabric  # noqa: PLC0415 (takes seconds to import)
 
-            fabric = Fabric(accelerator=self.device, devices=1)
             train(
                 model,
                 points.images,
                 points.labels,
                 recipe,
                 folder=folder,
-                fabric=fabric,
+                fabric=fabric or Fabric(accelerator=self.device, devices=1),
                 progress=self.progress,
             )
         model.to(self.device).eval()
-        if not (folder / WEIGHTS).exists() and config_of(model) is not None:
+        writes = fabric is None or fabric.is_global_zero
+        if writes and not (folder / WEIGHTS).exists() and config_of(model) is not None:
             test = self.points["test"]
             save_pretrained(
                 model,
@@ -256,7 +265,7 @@ class Experiment:
             return done
         except (InputError, KeyError, TypeError) as error:
             self.listener.warn(f"{error} Training {name} again.")
-            path.unlink()
+            path.unlink(missing_ok=True)
             return 0
 
     def history(self, name: str) -> list[Epoch]:

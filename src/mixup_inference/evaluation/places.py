@@ -29,7 +29,7 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # other processes may look at the same time
     except OSError as error:
         raise InputError(
             f"cannot write to the output folder {folder}: {error.strerror}. "
