@@ -20,19 +20,19 @@ help:
 	@echo "make clean   remove .venv and caches (runs/ is kept)"
 
 # torch comes first and with its own dependencies, because its builds differ between sources;
-# everything else is pinned in the locks and needs no resolver.
+# everything else is pinned in the locks, with hashes, and needs no resolver.
 $(VENV)/.run-ready: requirements/run.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 2; }
 	@echo "Setting up $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --quiet $(TORCH)
-	@$(PIP) install --quiet --no-deps -r requirements/run.lock
+	@$(PIP) install --quiet --no-deps --require-hashes -r requirements/run.lock
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.dev-ready: requirements/dev.lock $(VENV)/.run-ready
-	@$(PIP) install --quiet --no-deps -r requirements/dev.lock
+	@$(PIP) install --quiet --no-deps --require-hashes -r requirements/dev.lock
 	@touch $@
 
 run: $(VENV)/.run-ready
