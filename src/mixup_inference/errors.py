@@ -22,6 +22,10 @@ class DownloadError(MixupInferenceError, OSError):
     """A file could not be fetched from any of its sources."""
 
 
+class DiskFullError(MixupInferenceError, OSError):
+    """There was no room for a file; what was there before is still there."""
+
+
 class TrainingDivergedError(MixupInferenceError, ArithmeticError):
     """The training loss became NaN or infinite."""
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,24 +17,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixup_inference.errors import InputError
+from mixup_inference.errors import DiskFullError, InputError
+
+#: The disk is full, the user's share of it is, or files may not become so large.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: What a process that was killed leaves of ``replacing``.
+TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path``, moved onto it when the block ends without an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    """A temporary path beside ``path``, moved onto it when the block ends without an error.
+
+    DiskFullError, if there is no room for it.
+    """
+    temporary = None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
         yield temporary
         with temporary.open("r+b") as file:
             os.fsync(file.fileno())
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise _no_room(path, temporary, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _no_room(path: Path, temporary: Path | None, error: OSError) -> DiskFullError:
+    written = temporary.stat().st_size if temporary is not None and temporary.exists() else 0
+    there = next(folder for folder in path.absolute().parents if folder.exists())
+    free = shutil.disk_usage(there).free
+    return DiskFullError(
+        f"no room for {path}: {error.strerror} after {written:,} bytes of it; {free:,} bytes "
+        f"are free in {there}. The file was not kept, what was finished before it is. Make room, "
+        "then give the same command again."
+    )
 
 
 def _umask() -> int:
@@ -51,39 +79,106 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def seal(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON document as whoever reads it has it, with a checksum over everything in it.
+
+    >>> broken_seal(seal({"a": 1})), broken_seal(seal({"a": 1}) | {"a": 2})
+    (None, 'was changed after it was written: its checksum does not match')
+    """
+    plain: dict[str, Any] = json.loads(json.dumps(document, allow_nan=False))
+    plain.pop("checksum", None)
+    return {**plain, "checksum": fingerprint(plain)}
+
+
+def broken_seal(document: Any) -> str | None:
+    """What is wrong with a document that should be sealed; None if it is as it was written."""
+    if not isinstance(document, dict) or "checksum" not in document:
+        return "carries no checksum"
+    rest = {name: value for name, value in document.items() if name != "checksum"}
+    try:
+        whole = fingerprint(rest) == document["checksum"]
+    except ValueError:  # NaN, which nothing of ours writes
+        whole = False
+    return None if whole else "was changed after it was written: its checksum does not match"
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """A JSON file that holds a sealed document; InputError if it is not as it was written."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} is damaged ({error}).") from None
+    problem = broken_seal(document)
+    if problem is not None:
+        raise InputError(f"{path} {problem}.")
+    whole: dict[str, Any] = document
+    return whole
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-    """Write tensors and a JSON header as one safetensors file, atomically."""
-    from safetensors.torch import save_file  # noqa: PLC0415 (keeps the import of the package light)
+    """Write tensors and a JSON header as one safetensors file, atomically.
+
+    The header gets a hash of the tensors, and is sealed.
+    """
+    from safetensors import SafetensorError  # noqa: PLC0415 (keeps the import of the package light)
+    from safetensors.torch import save_file  # noqa: PLC0415
 
     # Cloned, because safetensors refuses tensors that share memory (tied weights).
     plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-    whole = {**header, "hash": _hash_named(plain)}
+    whole = seal({**header, "hash": _hash_named(plain)})
     with replacing(path) as temporary:
-        save_file(plain, temporary, metadata={"json": json.dumps(whole, allow_nan=False)})
+        try:
+            save_file(plain, temporary, metadata={"json": json.dumps(whole)})
+        except SafetensorError as error:  # the system's error is only in its words
+            code = re.search(r"(?:code: |os error )(\d+)", str(error))
+            if code is None:
+                raise
+            raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     """The tensors of any safetensors file, and our JSON header (None in other people's files).
 
     No pickle is involved, so nothing in it can run. Tensors that do not match the hash in our
-    header are refused.
+    header are refused, and so is a header that was changed.
     """
+    with _opened(path) as file:
+        header = _header(file)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if isinstance(header, dict):
+        if header.get("hash") != _hash_named(tensors):
+            raise InputError(f"{path} is damaged: its tensors do not match the hash in its header.")
+        if "checksum" in header and broken_seal(header) is not None:  # 0.1.0 wrote none
+            raise InputError(f"{path} is damaged: its header does not match its checksum.")
+    return tensors, header
+
+
+def read_header(path: Path) -> Any:
+    """Our JSON header of a safetensors file, unchecked and without reading the tensors."""
+    with _opened(path) as file:
+        return _header(file)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415
 
     try:
         with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get("json", "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            yield file
     except FileNotFoundError:
         raise InputError(f"there is no file {path}.") from None
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise InputError(
             f"{path} is not a readable safetensors file ({error}). It may be truncated or of "
             "another format; convert it with safetensors.torch.save_file, or make it anew."
         ) from None
-    if isinstance(header, dict) and header.get("hash") != _hash_named(tensors):
-        raise InputError(f"{path} is damaged: its tensors do not match the hash in its header.")
-    return tensors, header
+
+
+def _header(file: Any) -> Any:
+    return json.loads((file.metadata() or {}).get("json", "null"))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
