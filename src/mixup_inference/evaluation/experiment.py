@@ -1,20 +1,20 @@
 """An experiment stage by stage: train, attack, measure. Every part is kept and never redone.
 
-Each trained model, set of adversarial examples and table cell is stored under a hash of
+Each trained model, set of adversarial examples and table cell is in the store under a hash of
 everything that determines it, and written in one piece. So a rerun recomputes only what
 changed, and an interrupted run goes on where it stopped.
 """
 
 from __future__ import annotations
 
-import json
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import cached_property
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,15 +35,12 @@ from mixup_inference.evaluation.networks import (
 )
 from mixup_inference.evaluation.places import check_device, make_folder
 from mixup_inference.evaluation.spec import RowSpec, Spec
-from mixup_inference.files import (
-    fingerprint,
-    hash_tensors,
-    read_tensors,
-    write_json,
-    write_tensors,
-)
+from mixup_inference.evaluation.store import Kept, Store, Tensors
+from mixup_inference.files import fingerprint, hash_tensors, read_tensors
 from mixup_inference.models import (
+    CONFIG,
     WEIGHTS,
+    check_pretrained,
     config_of,
     fill_weights,
     read_checkpoint,
@@ -57,6 +54,8 @@ from mixup_inference.version import __version__
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+T = TypeVar("T")
 
 
 class Experiment:
@@ -80,6 +79,7 @@ class Experiment:
         self.data_root = data_root
         self.listener = listener or Listener()
         self.progress = progress
+        self.store = Store(folder, self._warn)
         self._models: dict[str, nn.Module] = {}
         self._defenses: dict[str, nn.Module] = {}
         self._answer_hashes: dict[str, str] = {}
@@ -236,28 +236,38 @@ class Experiment:
                 progress=self.progress,
             )
         model.to(self.device).eval()
-        writes = fabric is None or fabric.is_global_zero
-        if writes and not (folder / WEIGHTS).exists() and config_of(model) is not None:
-            test = self.points["test"]
-            save_pretrained(
-                model,
-                folder,
-                data=self.spec.data.name,
-                recipe=recipe,
-                clean_accuracy=evaluate(model, test.images, test.labels),
-                seed=self.spec.seed_of(name),
-            )
+        first = fabric is None or fabric.is_global_zero
+        if first and config_of(model) is not None:
+            self._publish(name, model)
         return model, done == recipe.epochs
+
+    def _publish(self, name: str, model: nn.Module) -> None:
+        """Keep a trained model also as a folder for others, unless that is there and whole."""
+        folder, test = self.model_folder(name), self.points["test"]
+        try:
+            check_pretrained(folder)
+            return
+        except InputError as error:
+            if (folder / WEIGHTS).exists() or (folder / CONFIG).exists():
+                self.listener.warn(f"{error} Writing it again.")
+        save_pretrained(
+            model,
+            folder,
+            data=self.spec.data.name,
+            recipe=self.spec.recipe(name),
+            clean_accuracy=evaluate(model, test.images, test.labels),
+            seed=self.spec.seed_of(name),
+        )
 
     def _epochs_done(self, name: str, model: nn.Module) -> int:
         """Fill the model with its checkpoint, if there is one and it is the right one."""
         path = self.model_folder(name) / LAST
         if not path.exists():
             return 0
-        expected = self.model_identity(name)
+        expected = self.model_identity(name) | {"architecture": config_of(model)}
         try:
             tensors, header = read_checkpoint(path)
-            for key in ("recipe", "data"):
+            for key in ("recipe", "data", "architecture"):
                 if fingerprint(header.get(key)) != fingerprint(expected[key]):
                     raise InputError(f"{path} belongs to another training (its {key} differs).")
             done = int(header["epochs_done"])
@@ -332,6 +342,16 @@ class Experiment:
         )
         return {f"PGD-{steps}": tensor.cpu() for steps, tensor in examples.items()}
 
+    def mend(self) -> None:
+        """Make damaged examples again, even when all that was made from them is there."""
+        modes = self.spec.attack.modes if self.spec.attack else ()
+        for key in product(self.spec.needed_models, modes, ("test", "tuning")):
+            name, mode, _ = key
+            if key not in self._examples and self.store.is_damaged(
+                self.store.path("attacks", self.examples_identity(*key), f"{name}-{mode}")
+            ):
+                self.examples(*key)
+
     # Measuring
 
     def cells(self) -> Iterator[tuple[RowSpec, Column, Accuracy]]:
@@ -356,10 +376,8 @@ class Experiment:
             "seed": self.spec.seed,
             "batch_size": self.batch_size,
         }
-        path = self.folder / "cells" / f"{fingerprint(identity)}.json"
-        accuracy = self._read_cell(path)
-        reused = accuracy is not None
-        if accuracy is None:
+
+        def compute() -> dict[str, Any]:
             x = points.pixels if clean else self.examples(row.model, column.mode)[column.steps]
             accuracy = evaluate(
                 self.defense(row),
@@ -370,56 +388,31 @@ class Experiment:
                 batch_size=self.batch_size,
                 progress=self.progress,
             )
-            write_json(path, {"identity": identity, "accuracy": asdict(accuracy)})
-        self.listener.cell(row, column, accuracy, reused=reused)
+            return asdict(accuracy)
+
+        kept = self.store.value("cells", f"{row.title}, {column.name}", identity, compute)
+        accuracy = Accuracy(**kept.value)
+        self.listener.cell(row, column, accuracy, reused=kept.reused)
         return accuracy
 
     def part(
         self, kind: str, what: str, identity: dict[str, Any], compute: Callable[[], Any]
     ) -> Any:
         """A JSON value that is determined by its identity, from the folder if it is there."""
-        path = self.folder / kind / f"{fingerprint(identity)}.json"
-        started = time.perf_counter()
-        if path.exists():
-            try:
-                value = json.loads(path.read_text(encoding="utf-8"))["value"]
-                self.listener.made(what, reused=True, seconds=0.0)
-                return value
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                self.listener.warn(f"{path} is damaged ({error}); making it again.")
-        write_json(path, {"identity": identity, "value": compute()})
-        self.listener.made(what, reused=False, seconds=time.perf_counter() - started)
-        return json.loads(path.read_text(encoding="utf-8"))["value"]
+        return self._told(what, self.store.value(kind, what, identity, compute))
 
     def tensors(
-        self,
-        name: str,
-        what: str,
-        identity: dict[str, Any],
-        compute: Callable[[], tuple[dict[str, Tensor], dict[str, Any]]],
-    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Examples of an attack, and facts about them; from the folder if they are there.
+        self, name: str, what: str, identity: dict[str, Any], compute: Callable[[], Tensors]
+    ) -> Tensors:
+        """Examples of an attack, and facts about them; from the folder if they are there."""
+        return self._told(what, self.store.tensors(name, what, identity, compute))
 
-        The facts get the seconds that it took.
-        """
-        path = self.folder / "attacks" / f"{name}-{fingerprint(identity)}.safetensors"
-        if path.exists():
-            try:
-                tensors, header = read_tensors(path)
-                facts = header["facts"]
-                self.listener.made(what, reused=True, seconds=0.0)
-                return tensors, facts
-            except KeyError:
-                self.listener.warn(f"{path} is of another version. Making the {what} again.")
-            except InputError as error:
-                self.listener.warn(f"{error} Making the {what} again.")
-        started = time.perf_counter()
-        tensors, facts = compute()
-        seconds = time.perf_counter() - started
-        facts = facts | {"seconds": round(seconds, 3)}
-        write_tensors(path, tensors, {"identity": identity, "facts": facts})
-        self.listener.made(what, reused=False, seconds=seconds)
-        return tensors, facts
+    def _warn(self, message: str) -> None:
+        self.listener.warn(message)  # the one that listens by then
+
+    def _told(self, what: str, kept: Kept[T]) -> T:
+        self.listener.made(what, reused=kept.reused, seconds=kept.seconds)
+        return kept.value
 
     def defense(self, row: RowSpec) -> nn.Module:
         """The defended model of a row; one module, so that what it prepares is prepared once."""
@@ -433,17 +426,6 @@ class Experiment:
         ).to(self.device)
         self._defenses[row.title] = made
         return made
-
-    def _read_cell(self, path: Path) -> Accuracy | None:
-        if not path.exists():
-            return None
-        try:
-            accuracy = Accuracy(**json.loads(path.read_text(encoding="utf-8"))["accuracy"])
-            _ = accuracy.interval
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            self.listener.warn(f"{path} is damaged ({error}); measuring that cell again.")
-            return None
-        return accuracy
 
 
 class Blank(nn.Module):

@@ -23,6 +23,7 @@ def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
     cells: dict[str, dict[str, Accuracy]] = {row.title: {} for row in spec.rows}
     for row, column, accuracy in experiment.cells():
         cells[row.title][column.name] = accuracy
+    experiment.mend()
     history = {name: experiment.history(name) for name in spec.needed_models}
     trained = {name: epochs for name, epochs in history.items() if epochs}
     document = {
@@ -56,6 +57,7 @@ def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
         },
         "figures": analyses(experiment),
         "adaptive": adaptive(experiment),
+        "artefacts": experiment.store.artefacts(),
         "points": {name: len(part) for name, part in experiment.points.items()},
         "spec": spec.model_dump(mode="json", exclude_none=True),
         "seed": spec.seed,

@@ -11,13 +11,20 @@ from mixup_inference.models.checkpoint import (
     weights_file,
 )
 from mixup_inference.models.foreign import Normalized, import_model
-from mixup_inference.models.pretrained import from_pretrained, save_pretrained
+from mixup_inference.models.pretrained import (
+    CONFIG,
+    check_pretrained,
+    from_pretrained,
+    save_pretrained,
+)
 from mixup_inference.models.registry import MODELS, create_model
 
 __all__ = [
+    "CONFIG",
     "MODELS",
     "WEIGHTS",
     "Normalized",
+    "check_pretrained",
     "config_of",
     "create_model",
     "fill_weights",

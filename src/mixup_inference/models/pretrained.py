@@ -9,11 +9,12 @@ from typing import Any
 from torch import nn
 
 from mixup_inference.errors import InputError
-from mixup_inference.files import write_json
+from mixup_inference.files import read_sealed, write_json
 from mixup_inference.models.checkpoint import (
     WEIGHTS,
     config_of,
     load_checkpoint,
+    read_checkpoint,
     save_checkpoint,
     weights_file,
 )
@@ -64,6 +65,13 @@ def save_pretrained(
         hub.create_repo(repo_id, exist_ok=True)
         hub.upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=[WEIGHTS, CONFIG])
     return folder
+
+
+def check_pretrained(folder: Path) -> None:
+    """InputError, unless a folder holds what ``save_pretrained`` wrote, all of it and whole."""
+    _, header = read_checkpoint(folder / WEIGHTS)
+    if read_sealed(folder / CONFIG) != header:
+        raise InputError(f"{folder / CONFIG} does not belong to {WEIGHTS} beside it.")
 
 
 def from_pretrained(name: str | Path) -> nn.Module:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mixup_inference.files import write_json, write_text
+from mixup_inference.evaluation.sums import add_sums
+from mixup_inference.files import seal, write_json, write_text
 from mixup_inference.reporting.figures import charts, draw, write_chart
 from mixup_inference.reporting.figures.chart import inline
 from mixup_inference.reporting.page import comparison, page
@@ -16,12 +17,15 @@ from mixup_inference.reporting.tables import adaptive_csv, as_csv, markdown
 def write_results(results: dict[str, Any], folder: Path) -> list[Path]:
     """Write results.json and the tables; returns the paths."""
     paths = [folder / name for name in ("results.json", "table.md", "table.csv")]
-    write_json(paths[0], results)
+    write_json(paths[0], seal(results))
     write_text(paths[1], markdown(results))
     write_text(paths[2], as_csv(results))
     if results.get("adaptive"):
         paths.append(folder / "adaptive.csv")
         write_text(paths[3], adaptive_csv(results["adaptive"]))
+    else:
+        (folder / "adaptive.csv").unlink(missing_ok=True)  # of the results before these
+    add_sums(folder, paths)
     return paths
 
 
@@ -34,6 +38,7 @@ def write_report(results: dict[str, Any], folder: Path) -> list[Path]:
         paths += write_chart(chart, drawing, folder / "figures")
     path = folder / "report.html"
     write_text(path, page(results, figures))
+    add_sums(folder, [path, *paths])
     return [path, *paths]
 
 
