@@ -12,6 +12,7 @@ from mixup_inference.cli.one_model import OneModel, make_spec, refuse_others
 from mixup_inference.cli.work import open_experiment
 from mixup_inference.evaluation import analyses, check_spec, load_spec
 from mixup_inference.evaluation.spec import FiguresSpec
+from mixup_inference.evaluation.sums import add_sums
 from mixup_inference.files import write_json
 from mixup_inference.reporting.findings import linear_enough
 
@@ -31,10 +32,11 @@ def analyze_one(name: str | None, one: OneModel, common: Common) -> None:
     figures = (spec.figures or FiguresSpec()).model_dump() | {"gallery": 0}
     figures |= {} if model is None else {"models": (model,)}
     spec = check_spec(spec.model_dump(exclude_none=True) | {"figures": figures}, source=spec.name)
-    experiment = open_experiment(spec, common)
-    found = analyses(experiment, tradeoffs=False)
-    path = experiment.folder / "analysis.json"
-    write_json(path, found)
+    with open_experiment(spec, common) as experiment:
+        found = analyses(experiment, tradeoffs=False)
+        path = experiment.folder / "analysis.json"
+        write_json(path, found)
+        add_sums(experiment.folder, [path])
     if common.quiet:
         return
     console = Console()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
-from mixup_inference.errors import InputError
+from mixup_inference.cli.work import alone_in
+from mixup_inference.errors import InputError, MixupInferenceWarning
 from mixup_inference.evaluation import SCHEMA
+from mixup_inference.files import broken_seal
 from mixup_inference.reporting import write_comparison, write_report
 
 
@@ -19,7 +22,9 @@ def write_reports(runs: tuple[Path, ...], output: Path | None) -> None:
         raise InputError("--output is for several runs; the report of one goes into its folder.")
     output = output or Path("comparison.html")
     if len(results) == 1:
-        paths = write_report(results[0], runs[0] if runs[0].is_dir() else runs[0].parent)[:1]
+        folder = runs[0] if runs[0].is_dir() else runs[0].parent
+        with alone_in(folder):
+            paths = write_report(results[0], folder)[:1]
     else:
         write_comparison(results, output)
         paths = [output]
@@ -43,4 +48,10 @@ def _read(run: Path) -> dict[str, Any]:
         or not results.keys() >= needed
     ):
         raise InputError(f"{path} is not the results.json of a run by this version.")
+    problem = broken_seal(results)
+    if problem is not None and "checksum" in results:
+        raise InputError(f"{path} {problem}. Run the experiment again; what is whole is reused.")
+    if problem is not None:
+        message = f"{path} {problem}, as an older version wrote it, so it cannot be checked."
+        warnings.warn(message, MixupInferenceWarning, stacklevel=2)
     return results

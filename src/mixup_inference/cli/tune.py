@@ -13,6 +13,7 @@ from mixup_inference.cli.work import open_experiment
 from mixup_inference.defenses import write_preset
 from mixup_inference.evaluation import Tuned, load_spec, tune
 from mixup_inference.evaluation.accuracy import cell_entry
+from mixup_inference.evaluation.sums import add_sums
 from mixup_inference.evaluation.tuning import grid_of, in_words
 from mixup_inference.reporting.tables import percent, with_margin
 
@@ -32,19 +33,25 @@ def tune_one(name: str | None, one: OneModel, loss: float, common: Common) -> No
     else:
         refuse_knowing(one)
         spec, model = make_spec(one, name, tuning=one.points or POINTS), "model"
-    experiment = open_experiment(spec, common)
-    tuned = tune(experiment, model, one.defense, loss=loss)
-    path = experiment.folder / "presets" / f"{model}+{one.defense}.toml"
-    change = tuned.chosen.clean.value - tuned.base.value
-    comment = (
-        f"Chosen for {model} of {spec.title}: of {len(tuned.trials)} settings the one with the\n"
-        f"highest attacked accuracy that loses at most {100 * loss:g} points of clean accuracy\n"
-        f"(its clean accuracy changes by {100 * change:+.1f}), on {tuned.base.total} tuning points."
-    )
-    write_preset(path, one.defense, tuned.settings, comment=comment)
+    with open_experiment(spec, common) as experiment:
+        tuned = tune(experiment, model, one.defense, loss=loss)
+        path = experiment.folder / "presets" / f"{model}+{one.defense}.toml"
+        comment = _comment(tuned, f"{model} of {spec.title}", loss)
+        write_preset(path, one.defense, tuned.settings, comment=comment)
+        add_sums(experiment.folder, [path])
     if not common.quiet:
         _print(Console(), tuned, one.defense, loss)
         Console().print(f"\nKept as {path}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _comment(tuned: Tuned, what: str, loss: float) -> str:
+    """Where a preset comes from."""
+    change = tuned.chosen.clean.value - tuned.base.value
+    return (
+        f"Chosen for {what}: of {len(tuned.trials)} settings the one with the\n"
+        f"highest attacked accuracy that loses at most {100 * loss:g} points of clean accuracy\n"
+        f"(its clean accuracy changes by {100 * change:+.1f}), on {tuned.base.total} tuning points."
+    )
 
 
 def _print(console: Console, tuned: Tuned, defense: str, loss: float) -> None:

@@ -6,6 +6,8 @@ import logging
 import shlex
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +18,10 @@ from rich.table import Table
 from mixup_inference.cli.together import open_fabric, train_together
 from mixup_inference.datasets import shape_of
 from mixup_inference.evaluation import Experiment, Spec, collect, measure_speeds, plan
+from mixup_inference.evaluation.artefacts import leftovers
+from mixup_inference.evaluation.lock import working_in
 from mixup_inference.evaluation.places import check_device
+from mixup_inference.evaluation.runs import Run
 from mixup_inference.progress import SILENT, RichProgress
 from mixup_inference.reporting import ConsoleListener, write_report, write_results
 
@@ -26,8 +31,14 @@ if TYPE_CHECKING:
     from mixup_inference.cli import Common, Processes
 
 
-def open_experiment(spec: Spec, common: Common, fabric: Fabric | None = None) -> Experiment:
-    """An experiment in its folder, checked, with progress on the terminal if it is one."""
+@contextmanager
+def open_experiment(
+    spec: Spec, common: Common, fabric: Fabric | None = None
+) -> Iterator[Experiment]:
+    """An experiment in its folder, checked, with progress on the terminal if it is one.
+
+    Nobody else works in that folder meanwhile; of several processes the first holds it for all.
+    """
     console = Console()
     bars = SILENT if common.quiet else RichProgress(console if console.is_terminal else None)
     logging.getLogger("mixup_inference").setLevel("WARNING" if common.quiet else "INFO")
@@ -39,8 +50,28 @@ def open_experiment(spec: Spec, common: Common, fabric: Fabric | None = None) ->
         data_root=common.data_root,
         progress=bars,
     )
-    experiment.check()
-    return experiment
+    first = fabric is None or fabric.is_global_zero
+    with alone_in(experiment.folder) if first else nullcontext():
+        experiment.check()
+        yield experiment
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold a run's folder, and tidy up after a command that was killed in it."""
+    with working_in(folder, this_command()) as before:
+        if before is not None:
+            logging.getLogger(__name__).info(
+                "%s ended before its time; going on from what it kept.", before
+            )
+        for path in leftovers(folder):
+            path.unlink(missing_ok=True)
+        yield
+
+
+def this_command() -> str:
+    """The command line, as one gives it again."""
+    return f"mixup-inference {shlex.join(sys.argv[1:])}"
 
 
 def work(stage: str, spec: Spec, common: Common, processes: Processes | None = None) -> None:
@@ -48,31 +79,42 @@ def work(stage: str, spec: Spec, common: Common, processes: Processes | None = N
     started = time.perf_counter()
     fabric = None if processes is None else open_fabric(common, processes)
     if fabric is not None and not fabric.is_global_zero:
-        train_together(open_experiment(spec, replace(common, quiet=True), fabric))
-        return
-    experiment = open_experiment(spec, common, fabric)
-    listener = ConsoleListener(Console(quiet=common.quiet), spec, experiment.columns)
-    experiment.listener = listener
-    listener.say(f"{spec.title}  ({experiment.folder})", "bold")
-    try:
-        if fabric is not None:
+        with open_experiment(spec, replace(common, quiet=True), fabric) as experiment:
             train_together(experiment)
-        if stage == "train":
-            paths = [experiment.model_folder(m) for m in spec.models if experiment.model(m)]
-        elif stage == "attack":
-            for model in spec.models:
-                for mode in spec.attack.modes if spec.attack else ():
-                    experiment.examples(model, mode)
-            paths = [experiment.folder / "attacks"]
-        else:
-            paths = _measure(experiment, listener, report=stage == "run", started=started)
-    except KeyboardInterrupt:
-        listener.say(
-            f"\nStopped. What was finished is kept in {experiment.folder}; go on with:\n"
-            f"  mixup-inference {shlex.join(sys.argv[1:])}"
-        )
-        raise
+        return
+    with open_experiment(spec, common, fabric) as experiment:
+        listener = ConsoleListener(Console(quiet=common.quiet), spec, experiment.columns)
+        experiment.listener = listener
+        listener.say(f"{spec.title}  ({experiment.folder})", "bold")
+        others = Run(experiment.folder).made_by_others()
+        if others is not None:
+            listener.warn(f"the results here are of {others}, so all is computed again.")
+        try:
+            if fabric is not None:
+                train_together(experiment)
+            paths = _do(stage, experiment, listener, started)
+        except KeyboardInterrupt:
+            listener.say(
+                f"\nStopped. What was finished is kept in {experiment.folder}; go on with:\n"
+                f"  {this_command()}"
+            )
+            raise
     _print_summary(listener, paths, time.perf_counter() - started)
+
+
+def _do(
+    stage: str, experiment: Experiment, listener: ConsoleListener, started: float
+) -> list[Path]:
+    """One stage; returns the paths of what it made."""
+    spec = experiment.spec
+    if stage == "train":
+        return [experiment.model_folder(m) for m in spec.models if experiment.model(m)]
+    if stage == "attack":
+        for model in spec.models:
+            for mode in spec.attack.modes if spec.attack else ():
+                experiment.examples(model, mode)
+        return [experiment.folder / "attacks"]
+    return _measure(experiment, listener, report=stage == "run", started=started)
 
 
 def _measure(
