@@ -14,8 +14,10 @@ from typing import Annotated, Literal, TextIO
 
 from cyclopts import App, CycloptsError, Parameter
 
+from mixup_inference.cli.examples import examples
 from mixup_inference.cli.one_model import OneModel
 from mixup_inference.cli.profile import profiled
+from mixup_inference.cli.runs import runs_app
 from mixup_inference.errors import MixupInferenceError, MixupInferenceWarning
 from mixup_inference.version import __version__
 
@@ -27,20 +29,16 @@ twice; after Ctrl-C the same command goes on.
 """
 
 
-def _examples(*commands: str) -> str:
-    """Lines for the end of a command's help."""
-    return "Examples:\n" + "".join(f"  mixup-inference {command}\n" for command in commands)
-
-
 app = App(
     name="mixup-inference",
     help=HELP,
-    help_epilogue=_examples(
+    help_epilogue=examples(
         "run                      # the paper's table on digits",
         "run my-experiment.toml   # your own experiment",
         "run cifar10 --dry-run    # what it would compute, in what time",
         "evaluate --help          # how to try it on a model of yours",
         "data get cifar10         # fetch and verify a data set",
+        "runs verify              # check everything that was kept",
     ),
     help_format="plaintext",
     version=__version__,
@@ -48,9 +46,10 @@ app = App(
 data_app = App(
     name="data",
     help="Data sets: what there is, where it is, whether it is intact.",
-    help_epilogue=_examples("data list", "data get cifar10", "data verify folder:photos"),
+    help_epilogue=examples("data list", "data get cifar10", "data verify folder:photos"),
 )
 app.command(data_app)
+app.command(runs_app)
 
 Spec = Annotated[str, Parameter(help="Name of a shipped experiment, or path of a TOML file.")]
 OptionalSpec = Annotated[
@@ -131,7 +130,7 @@ ALONE = Processes()
 NO_MODEL = OneModel()
 
 
-@app.command(help_epilogue=_examples("run", "run my-experiment.toml -o results", "run cifar10 -n"))
+@app.command(help_epilogue=examples("run", "run my-experiment.toml -o results", "run cifar10 -n"))
 def run(
     spec: Spec = "digits",
     /,
@@ -153,7 +152,7 @@ def run(
         work("run", loaded, common, processes)
 
 
-@app.command(help_epilogue=_examples("train digits", "train cifar10 --devices 4 --device cuda"))
+@app.command(help_epilogue=examples("train digits", "train cifar10 --devices 4 --device cuda"))
 def train(
     spec: Spec = "digits", /, *, processes: Processes = ALONE, common: Common = COMMON
 ) -> None:
@@ -161,14 +160,14 @@ def train(
     _stage("train", spec, common, processes)
 
 
-@app.command(help_epilogue=_examples("attack digits"))
+@app.command(help_epilogue=examples("attack digits"))
 def attack(spec: Spec = "digits", /, *, common: Common = COMMON) -> None:
     """Make the experiment's adversarial examples (and the models, if they are not there)."""
     _stage("attack", spec, common)
 
 
 @app.command(
-    help_epilogue=_examples(
+    help_epilogue=examples(
         "evaluate digits",
         "evaluate --data cifar10 --weights model.safetensors --lam 0.5",
         "evaluate --data cifar10 --model resnet20 --weights their.th \\\n"
@@ -201,7 +200,7 @@ def evaluate(
 
 
 @app.command(
-    help_epilogue=_examples(
+    help_epilogue=examples(
         "analyze digits",
         "analyze digits --model mixup",
         "analyze --data cifar10 --weights model.safetensors --points 500",
@@ -220,7 +219,7 @@ def analyze(
 
 
 @app.command(
-    help_epilogue=_examples(
+    help_epilogue=examples(
         "tune digits --model mixup --defense mi-ol",
         "tune --data cifar10 --weights model.safetensors --loss 1",
         "evaluate --data cifar10 --weights model.safetensors --preset mi-ol.toml",
@@ -243,7 +242,7 @@ def tune(
     tune_one(spec, one, loss / 100, common)
 
 
-@app.command(help_epilogue=_examples("report runs/digits", "report runs/a runs/b -o compared.html"))
+@app.command(help_epilogue=examples("report runs/digits", "report runs/a runs/b -o compared.html"))
 def report(
     runs: Annotated[tuple[Path, ...], Parameter(help="Folders of finished runs.")],
     /,
@@ -277,7 +276,7 @@ def list_(*, data_root: DataRoot = None) -> None:
     print_list(data_root)
 
 
-@data_app.command(help_epilogue=_examples("data get cifar10", "data get cifar10 --data-root data"))
+@data_app.command(help_epilogue=examples("data get cifar10", "data get cifar10 --data-root data"))
 def get(name: DataName, /, *, data_root: DataRoot = None) -> None:
     """Fetch a data set, unless it is there, and verify it."""
     from mixup_inference.cli.data import get_one  # noqa: PLC0415
@@ -285,7 +284,7 @@ def get(name: DataName, /, *, data_root: DataRoot = None) -> None:
     get_one(name, data_root)
 
 
-@data_app.command(help_epilogue=_examples("data verify cifar10", "data verify folder:photos"))
+@data_app.command(help_epilogue=examples("data verify cifar10", "data verify folder:photos"))
 def verify(name: DataName, /, *, data_root: DataRoot = None) -> None:
     """Read a data set and check it against its published checksums."""
     from mixup_inference.cli.data import verify_one  # noqa: PLC0415
@@ -308,7 +307,10 @@ def _show_warning(
 
 
 def main() -> None:
-    """The command ``mixup-inference``: exit code 0, 2 for bad input, 130 after Ctrl-C."""
+    """The command ``mixup-inference``: exit code 0, 2 for bad input, 130 after Ctrl-C.
+
+    Also 1, where something was to be verified and is not intact.
+    """
     warnings.showwarning = _show_warning
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without ± shows a question mark
         sys.stdout.reconfigure(errors="replace")

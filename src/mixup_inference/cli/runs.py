@@ -1,0 +1,186 @@
+"""The commands `runs list`, `runs show`, `runs verify` and `runs clean`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from mixup_inference.cli.examples import examples
+from mixup_inference.errors import InputError
+
+if TYPE_CHECKING:
+    from mixup_inference.evaluation.runs import Run
+
+Output = Annotated[
+    Path, Parameter(name=["--output", "-o"], help="The folder that the runs are in.")
+]
+RunName = Annotated[str, Parameter(help="Name of a run in OUTPUT, or path of its folder.")]
+Yes = Annotated[
+    bool, Parameter(name=["--yes", "-y"], negative="", help="Delete; else only say what would be.")
+]
+OUTPUT = Path("runs")
+
+runs_app = App(
+    name="runs",
+    help="Runs on disk: what there is, whether it is intact, what nothing needs any more.",
+    help_epilogue=examples("runs list", "runs verify", "runs clean digits --yes"),
+)
+
+
+@runs_app.command(name="list", help_epilogue=examples("runs list", "runs list -o results"))
+def list_(*, output: Output = OUTPUT) -> None:
+    """All runs: how far they are, when they were finished, how large they are."""
+    from mixup_inference.evaluation.runs import find_runs  # noqa: PLC0415 (imports torch)
+
+    runs = find_runs(output)
+    rows = [
+        [run.folder.name, _state(run), _finished(run), _size(run.size), _title(run)] for run in runs
+    ]
+    _table(["name", "state", "finished", "size", "title"], rows)
+    if not runs:
+        _say(f"No runs in {output}.")
+
+
+@runs_app.command(help_epilogue=examples("runs show digits", "runs show results/digits"))
+def show(run: RunName, /, *, output: Output = OUTPUT) -> None:
+    """One run: its settings, the versions that made it, and its parts."""
+    from mixup_inference.evaluation.runs import find_run  # noqa: PLC0415
+
+    found = find_run(run, output)
+    _say(f"{found.folder}: {_title(found)}")
+    _say(f"{_state(found)}, {_size(found.size)}")
+    if found.results is not None:
+        made = ", ".join(f"{name} {v}" for name, v in found.results["versions"].items())
+        _say(f"finished {_finished(found)} on {found.results['device']} with {made}")
+        for name, value in found.results["spec"].items():
+            _say(f"  {name} = {json.dumps(value, ensure_ascii=False)}")
+    _say("")
+    used = {True: "used", False: "not used", None: "not known"}
+    rows = []
+    for artefact in found.artefacts:
+        about = artefact.path.stat()
+        when = datetime.fromtimestamp(about.st_mtime).strftime("%Y-%m-%d %H:%M")
+        name = found.name_of(artefact.path)
+        rows.append([name, _size(about.st_size), when, used[found.is_used(artefact)]])
+    _table(["part", "size", "written", "by results.json"], rows)
+
+
+@runs_app.command(help_epilogue=examples("runs verify", "runs verify digits", "runs verify -o out"))
+def verify(*runs: RunName, output: Output = OUTPUT) -> None:
+    """Read runs (all of OUTPUT, if none is named) and check everything against its checksum.
+
+    Exit code 1, if anything is damaged, changed or missing. Running an experiment again makes
+    that again and reuses the rest.
+    """
+    from mixup_inference.evaluation.runs import find_run, find_runs  # noqa: PLC0415
+
+    found = [find_run(name, output) for name in runs] or find_runs(output)
+    bad = 0
+    for run in found:
+        problems = list(run.problems())
+        bad += len(problems)
+        _say(f"{run.folder}: {len(run.artefacts)} parts, {len(problems) or 'no'} problems")
+        for problem in problems:
+            _say(f"  {problem.words}")
+    if not found:
+        _say(f"No runs in {output}.")
+    if bad:
+        sys.exit(1)
+
+
+@runs_app.command(help_epilogue=examples("runs clean digits", "runs clean digits --yes"))
+def clean(*runs: RunName, yes: Yes = False, output: Output = OUTPUT) -> None:
+    """Delete what is damaged, and parts that a run's results.json was not made from.
+
+    Those are of earlier settings, or of `tune` and `analyze`; of a run without results.json
+    only damaged parts go. Nothing is deleted without --yes, and nothing ever that this program
+    did not write.
+    """
+    from mixup_inference.cli.work import this_command  # noqa: PLC0415
+    from mixup_inference.evaluation.lock import working_in  # noqa: PLC0415
+    from mixup_inference.evaluation.runs import find_run  # noqa: PLC0415
+
+    if not runs:
+        raise InputError("say which runs are to be cleaned; `runs list` names them.")
+    for found in [find_run(name, output) for name in runs]:
+        if not yes:
+            _clean(found, yes=False)
+            continue
+        with working_in(found.folder, this_command()):
+            _clean(found, yes=True)
+
+
+def _clean(run: Run, *, yes: bool) -> None:
+    total = count = 0
+    for rubbish in run.rubbish():
+        size = rubbish.path.lstat().st_size
+        total, count = total + size, count + 1
+        _say(f"  {rubbish.path}  {_size(size)}  {rubbish.words}")
+        if yes:
+            rubbish.path.unlink(missing_ok=True)
+            if not any(rubbish.path.parent.iterdir()):
+                rubbish.path.parent.rmdir()
+    if yes or not count:
+        _say(f"{run.folder}: deleted {count} files, {_size(total)}.")
+    else:
+        _say(f"{run.folder}: {count} files, {_size(total)}, would be deleted; --yes does it.")
+
+
+def _state(run: Run) -> str:
+    """How complete it is, and who works on it."""
+    from mixup_inference.evaluation.lock import holder_of  # noqa: PLC0415
+    from mixup_inference.evaluation.runs import RESULTS  # noqa: PLC0415
+
+    holder = holder_of(run.folder)
+    kinds = Counter(artefact.kind for artefact in run.artefacts)
+    parts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    if holder is not None and not holder.gone:
+        return f"at work: {holder}"
+    if run.results is None:
+        why = "damaged results" if (run.folder / RESULTS).exists() else "unfinished"
+        return f"{why} ({parts})"
+    return f"complete but for {len(run.missing)} parts" if run.missing else "complete"
+
+
+def _finished(run: Run) -> str:
+    if run.results is None:
+        return ""
+    when = datetime.fromisoformat(run.results["timing"]["finished"])
+    return when.astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _title(run: Run) -> str:
+    return "" if run.results is None else str(run.results["title"])
+
+
+def _size(count: float) -> str:
+    """Bytes as people read them.
+
+    >>> _size(999), _size(1_234_567)
+    ('999 B', '1.2 MB')
+    """
+    units = ["B", "kB", "MB", "GB"]
+    while count >= 1000 and len(units) > 1:
+        count /= 1000
+        del units[0]
+    return f"{count:.0f} B" if units[0] == "B" else f"{count:.1f} {units[0]}"
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> None:
+    """Columns as wide as they need to be, however narrow the terminal."""
+    if not rows:
+        return
+    widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
+    for row in [heads, *rows]:
+        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
+        _say("  ".join(cells).rstrip())
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
