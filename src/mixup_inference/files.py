@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import tempfile
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,6 +139,64 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
             raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
 
 
+def expanded(path: str | Path) -> Path:
+    """The path with ~ written out; a user that does not exist is an error for people."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{str(path)!r} is not a usable path: {error}") from None
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a regular file; a path that cannot exist (too long, a NUL) has none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder, likewise."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def read_text(path: Path, *, what: str, most: int) -> str:
+    """The text of a regular file of at most so many bytes."""
+    try:
+        if not is_file(path) and path.exists():  # a pipe would be waited for
+            raise OSError("it is not a regular file")
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+        if len(content) > most:
+            raise OSError(f"it has more than {most:,} bytes")
+        return content.decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {what} {path}: {error}.") from None
+
+
+def parse_toml(text: str, source: str) -> dict[str, Any]:
+    """A TOML document; whatever is wrong with it is one error."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise InputError(f"{source} is nested too deeply.") from None
+    except ValueError as error:  # also of a number with thousands of digits
+        raise InputError(f"{source} is not valid TOML: {error}.") from None
+
+
+def parse_json(text: str | bytes, source: str) -> Any:
+    """A JSON document; whatever is wrong with it is one error."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise InputError(f"{source} is nested too deeply.") from None
+    except ValueError as error:
+        raise InputError(f"{source} is not valid JSON: {error}.") from None
+
+
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     """The tensors of any safetensors file, and our JSON header (None in other people's files).
 
@@ -163,14 +222,14 @@ def read_header(path: Path) -> Any:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    from safetensors import SafetensorError, safe_open  # noqa: PLC0415
+    from safetensors import safe_open  # noqa: PLC0415
 
+    if not is_file(path):
+        raise InputError(f"there is no file {path}.")
     try:
         with safe_open(path, framework="pt") as file:
             yield file
-    except FileNotFoundError:
-        raise InputError(f"there is no file {path}.") from None
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+    except Exception as error:  # a damaged file can fail in any way it likes
         raise InputError(
             f"{path} is not a readable safetensors file ({error}). It may be truncated or of "
             "another format; convert it with safetensors.torch.save_file, or make it anew."

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
+from mixup_inference.text import plain
+
 #: A bar appears only for what takes longer than this many seconds.
 PATIENCE = 2.0
 
@@ -49,13 +51,13 @@ class _Bar:
 
     def __init__(self, bars: Any, title: str, total: int) -> None:
         self._bars = bars
-        self._id = bars.add_task(title, total=total, note="", visible=False)
+        self._id = bars.add_task(plain(title), total=total, note="", visible=False)
         self._start = time.monotonic()
 
     def advance(self, steps: int = 1, note: str | None = None) -> None:
         """Move the bar on."""
         late = time.monotonic() - self._start > PATIENCE
-        fields = {} if note is None else {"note": note}
+        fields = {} if note is None else {"note": plain(note)}
         self._bars.update(self._id, advance=steps, visible=late, **fields)
 
     def remove(self) -> None:
@@ -72,11 +74,11 @@ class RichProgress:
 
         self.console = console or Console(stderr=True)
         self.bars = rich.Progress(
-            rich.TextColumn("{task.description}"),
+            rich.TextColumn("{task.description}", markup=False),
             rich.BarColumn(bar_width=24),
             rich.TaskProgressColumn(),
             rich.TimeRemainingColumn(),
-            rich.TextColumn("{task.fields[note]}", style="dim"),
+            rich.TextColumn("{task.fields[note]}", style="dim", markup=False),
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,

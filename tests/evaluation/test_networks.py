@@ -67,7 +67,7 @@ def quiet():
 
 def experiment(folder, model, defense=""):
     text = SPEC.replace("MODEL", model).replace("DEFENSE", defense)
-    return Experiment(parse_spec(text), folder)
+    return Experiment(parse_spec(text, allow_code=True), folder)
 
 
 @pytest.mark.parametrize(

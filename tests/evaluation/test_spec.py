@@ -149,7 +149,7 @@ TRAINED = '[models.mixup]\nobjective = "mixup"\nlr = 0.1'
     ],
 )
 def test_models_may_be_brought_along(model, trained):
-    spec = parse_spec(GOOD.replace(TRAINED, model))
+    spec = parse_spec(GOOD.replace(TRAINED, model), allow_code=True)
     assert spec.is_trained("mixup") == trained
 
 

@@ -33,6 +33,8 @@ LIBRARIES = {
 }
 _VERSIONS = ["plus", "rand", "standard"]
 _AUTOATTACK = ["eot_iter", "n_iter", "n_queries", "n_restarts", "n_target_classes", "p_init", "rho"]
+#: Settings by which libraries write logs to a folder of the caller's choice.
+_LOGS = {"summary_writer", "tensorboard"}
 _SLACK = 1e-5  # how far outside of its ball a library may end by rounding
 
 
@@ -133,7 +135,7 @@ def check_peer(
         raise unknown_name(f"{library} attack", name, names)
     maker = module.AutoAttack if library == "autoattack" else getattr(module, name)
     ours = {"eps", "max_epsilon", "norm", "seed", "targeted"}
-    known = set(takes(maker)) - ours - {"model", "estimator", "classifier"}
+    known = set(takes(maker)) - ours - _LOGS - {"model", "estimator", "classifier"}
     if library == "autoattack":
         known = set(_AUTOATTACK)
     for setting in settings or {}:

@@ -19,6 +19,7 @@ from mixup_inference.cli.one_model import OneModel
 from mixup_inference.cli.profile import profiled
 from mixup_inference.cli.runs import runs_app
 from mixup_inference.errors import MixupInferenceError, MixupInferenceWarning
+from mixup_inference.text import plain_lines
 from mixup_inference.version import __version__
 
 HELP = """Mixup inference: defend image classifiers, detect adversarial inputs, measure honestly.
@@ -106,6 +107,9 @@ class Common:
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False
     "Print nothing but errors."
 
+    allow_code: Annotated[bool, Parameter(negative="")] = False
+    "Let a spec run the Python code that it names as package.module:factory."
+
 
 @Parameter(name="*")
 @dataclass(frozen=True)
@@ -144,7 +148,7 @@ def run(
     from mixup_inference.cli.work import print_plan, work  # noqa: PLC0415
     from mixup_inference.evaluation import load_spec  # noqa: PLC0415
 
-    loaded = load_spec(spec)
+    loaded = load_spec(spec, allow_code=common.allow_code)
     loaded = loaded.smoke() if smoke else loaded
     if dry_run:
         print_plan(loaded, device=common.device, data_root=common.data_root)
@@ -265,7 +269,7 @@ def _stage(stage: str, spec: str, common: Common, processes: Processes = ALONE) 
     from mixup_inference.cli.work import work  # noqa: PLC0415 (--help must not wait for all this)
     from mixup_inference.evaluation import load_spec  # noqa: PLC0415
 
-    work(stage, load_spec(spec), common, processes)
+    work(stage, load_spec(spec, allow_code=common.allow_code), common, processes)
 
 
 @data_app.command(name="list")
@@ -303,7 +307,7 @@ def _show_warning(
     """Our own warnings as one line for people; other libraries' as they are."""
     text = warnings.formatwarning(message, category, filename, lineno, line)
     ours = issubclass(category, MixupInferenceWarning)
-    (file or sys.stderr).write(f"warning: {message}\n" if ours else text)
+    (file or sys.stderr).write(plain_lines(f"warning: {message}\n" if ours else text))
 
 
 def main() -> None:
@@ -320,13 +324,13 @@ def main() -> None:
     except CycloptsError:
         sys.exit(2)
     except MixupInferenceError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {plain_lines(str(error))}\n")
         sys.exit(2)
     except BrokenPipeError:  # whoever read our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:
-        sys.stderr.write(f"error: {error.strerror or error}: {error.filename or ''}\n")
+        sys.stderr.write(plain_lines(f"error: {error.strerror or error}: {error.filename or ''}\n"))
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -24,14 +24,15 @@ def analyze_one(name: str | None, one: OneModel, common: Common) -> None:
     """Analyse the models of an experiment, or one of the user's own."""
     if one.data is None:
         refuse_others(one, {"model"})
-        spec = load_spec(name or "digits")
+        spec = load_spec(name or "digits", allow_code=common.allow_code)
         model = one.model
     else:
         refuse_knowing(one)
         spec, model = make_spec(one, name), "model"
     figures = (spec.figures or FiguresSpec()).model_dump() | {"gallery": 0}
     figures |= {} if model is None else {"models": (model,)}
-    spec = check_spec(spec.model_dump(exclude_none=True) | {"figures": figures}, source=spec.name)
+    document = spec.model_dump(exclude_none=True) | {"figures": figures}
+    spec = check_spec(document, source=spec.name, allow_code=True)  # it was asked for above
     with open_experiment(spec, common) as experiment:
         found = analyses(experiment, tradeoffs=False)
         path = experiment.folder / "analysis.json"
@@ -48,8 +49,9 @@ def analyze_one(name: str | None, one: OneModel, common: Common) -> None:
 
 
 def _print(console: Console, name: str, entry: dict[str, Any]) -> None:
-    console.print(f"\n{name}", style="bold")
-    console.print(linear_enough(name, entry["linearity"]), highlight=False, soft_wrap=True)
+    console.print(f"\n{name}", style="bold", markup=False)
+    told = linear_enough(name, entry["linearity"])
+    console.print(told, highlight=False, soft_wrap=True, markup=False)
     scores = entry["detection"]["scores"]
     for attack in dict.fromkeys(score["attack"] for score in scores):
         table = Table(

@@ -16,6 +16,7 @@ from mixup_inference.datasets import (
     shape_of,
 )
 from mixup_inference.progress import RichProgress
+from mixup_inference.text import plain_lines
 
 
 def print_list(root: Path | None) -> None:
@@ -55,5 +56,5 @@ def _load(name: str, root: Path | None, *, download: bool) -> None:
 
 def _say(text: str) -> None:
     """A line as it is, however narrow the terminal."""
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{plain_lines(text)}\n")
     sys.stdout.flush()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from mixup_inference.errors import InputError
+from mixup_inference.text import plain
 
 if TYPE_CHECKING:
     from mixup_inference.evaluation import Spec
@@ -139,7 +140,7 @@ def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
     if one.preset is not None:
         if settings:
             raise InputError("--preset brings its own settings; leave out --lam and --setting.")
-        title = f"{name} + {Path(one.preset).stem}"
+        title = f"{name} + {plain(Path(one.preset).stem)}"
         rows.append({"title": title, "model": "model", "preset": one.preset})
     elif one.defense != "none":
         title = f"{name} + {one.defense}" + (f" ({in_words(settings)})" if settings else "")
@@ -172,15 +173,18 @@ def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
         "adaptive": knowing_section(one),
         "rows": rows,
     }
-    spec_of_it = check_spec(document, source="options")
+    # A factory that is given by hand is the user's own act.
+    spec_of_it = check_spec(document, source="options", allow_code=True)
     refuse_useless(one, spec_of_it)
     return spec_of_it
 
 
 def _name_of(weights: str | None) -> str:
     """What to call a model of which there is only a file or a folder."""
-    path = Path(str(weights)).expanduser().resolve()
-    return path.parent.name if path.name == "model.safetensors" else path.stem
+    from mixup_inference.files import expanded  # noqa: PLC0415 (--help must not wait for torch)
+
+    path = expanded(str(weights)).resolve()
+    return plain(path.parent.name if path.name == "model.safetensors" else path.stem)
 
 
 def _network(one: OneModel) -> dict[str, Any] | None:
@@ -227,6 +231,6 @@ def named_settings(texts: Sequence[str], option: str) -> dict[str, Any]:
             raise InputError(f"{name} is given twice.")
         try:
             out[name] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             out[name] = value
     return out

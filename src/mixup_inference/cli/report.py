@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 from mixup_inference.cli.work import alone_in
-from mixup_inference.errors import InputError, MixupInferenceWarning
+from mixup_inference.errors import InputError, MixupInferenceError, MixupInferenceWarning
 from mixup_inference.evaluation import SCHEMA
-from mixup_inference.files import broken_seal
+from mixup_inference.files import broken_seal, is_file, parse_json, read_text
 from mixup_inference.reporting import write_comparison, write_report
+from mixup_inference.text import plain_lines, plain_values
+
+#: Bytes; no run leaves more.
+LARGEST = 100_000_000
 
 
 def write_reports(runs: tuple[Path, ...], output: Path | None) -> None:
@@ -21,26 +24,35 @@ def write_reports(runs: tuple[Path, ...], output: Path | None) -> None:
     if len(results) == 1 and output is not None:
         raise InputError("--output is for several runs; the report of one goes into its folder.")
     output = output or Path("comparison.html")
-    if len(results) == 1:
-        folder = runs[0] if runs[0].is_dir() else runs[0].parent
-        with alone_in(folder):
-            paths = write_report(results[0], folder)[:1]
-    else:
-        write_comparison(results, output)
-        paths = [output]
+    try:
+        if len(results) == 1:
+            folder = runs[0] if runs[0].is_dir() else runs[0].parent
+            with alone_in(folder):
+                paths = write_report(results[0], folder)[:1]
+        else:
+            write_comparison(results, output)
+            paths = [output]
+    except (MixupInferenceError, OSError):
+        raise
+    except Exception as error:  # a file that came from elsewhere can lack or hold anything
+        names = ", ".join(str(run) for run in runs)
+        raise InputError(
+            f"{names}: no report can be made of these results ({type(error).__name__}: {error}). "
+            "Are they of a finished run by this version?"
+        ) from error
     for path in paths:
-        sys.stdout.write(f"{path}\n")
+        sys.stdout.write(f"{plain_lines(str(path))}\n")
 
 
 def _read(run: Path) -> dict[str, Any]:
     """The results of a run: its folder, or the file itself."""
     path = run / "results.json" if run.is_dir() else run
-    try:
-        results: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    if not is_file(path):
         raise InputError(
-            f"cannot read {path}: {error}. Give the folder of a finished run."
-        ) from None
+            f"cannot read {path}: there is no such file. Give a finished run's folder."
+        )
+    text = read_text(path, what="the results", most=LARGEST)
+    results = parse_json(text, str(path))
     needed = {"columns", "rows", "spec", "points"}
     if (
         not isinstance(results, dict)
@@ -54,4 +66,8 @@ def _read(run: Path) -> dict[str, Any]:
     if problem is not None:
         message = f"{path} {problem}, as an older version wrote it, so it cannot be checked."
         warnings.warn(message, MixupInferenceWarning, stacklevel=2)
-    return results
+    try:
+        clean: dict[str, Any] = plain_values(results)
+    except RecursionError:
+        raise InputError(f"{path} is nested too deeply.") from None
+    return clean

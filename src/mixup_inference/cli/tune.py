@@ -28,7 +28,7 @@ def tune_one(name: str | None, one: OneModel, loss: float, common: Common) -> No
     allowed = {"model", "defense"} if one.data is None else None
     refuse_others(one, allowed, never={"lam", "setting", "preset"})
     if one.data is None:
-        spec = load_spec(name or "digits")
+        spec = load_spec(name or "digits", allow_code=common.allow_code)
         model = one.model or next(iter(spec.models))
     else:
         refuse_knowing(one)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from mixup_inference.cli.together import open_fabric, train_together
 from mixup_inference.datasets import shape_of
@@ -147,7 +148,9 @@ def print_plan(spec: Spec, *, device: str, data_root: Path | None) -> None:
     data = spec.data
     shape = shape_of(data.name, root=data_root, size=data.size, channels=data.channels)
     speeds = measure_speeds(spec, shape, check_device(device))
-    table = Table("stage", "what", title=spec.title, title_justify="left", box=None, pad_edge=False)
+    table = Table(
+        "stage", "what", title=Text(spec.title), title_justify="left", box=None, pad_edge=False
+    )
     for name in ("forward", "backward", "time"):
         table.add_column(name, justify="right", no_wrap=True)
     total = 0.0
@@ -155,7 +158,7 @@ def print_plan(spec: Spec, *, device: str, data_root: Path | None) -> None:
         seconds = speeds[part.model].seconds(part)
         total += seconds
         back = f"{part.backward:,}" if part.backward else ""
-        table.add_row(part.stage, part.title, f"{part.forward:,}", back, _in_words(seconds))
+        table.add_row(part.stage, Text(part.title), f"{part.forward:,}", back, _in_words(seconds))
     console = Console()
     console.print(table)
     console.print(

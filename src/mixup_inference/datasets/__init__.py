@@ -23,6 +23,7 @@ from mixup_inference.datasets.splits import (
     split,
 )
 from mixup_inference.errors import InputError, MissingDataError, unknown_name
+from mixup_inference.files import expanded
 from mixup_inference.progress import SILENT, Progress
 
 #: The data sets that are fetched once and kept in the data root.
@@ -50,9 +51,7 @@ def data_root(root: str | Path | None = None) -> Path:
     from platformdirs import user_cache_path  # noqa: PLC0415 (only who needs it pays for it)
 
     named = root or os.environ.get("MIXUP_INFERENCE_DATA")
-    return (
-        Path(named).expanduser() if named else user_cache_path("mixup-inference", appauthor=False)
-    )
+    return expanded(named) if named else user_cache_path("mixup-inference", appauthor=False)
 
 
 def load_dataset(
@@ -71,7 +70,7 @@ def load_dataset(
     """
     check_name(name)
     if name.startswith(FOLDER):
-        path = Path(name.removeprefix(FOLDER)).expanduser()
+        path = expanded(name.removeprefix(FOLDER))
         return load_folder(path, size=size, channels=channels, progress=progress)
     if name == EMBEDDED:
         data = Dataset(load_digits())

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from mixup_inference.datasets.archive import first_names, read_members
 from mixup_inference.datasets.cifar_names import (
     CIFAR10_NAMES,
     CIFAR100_COARSE_NAMES,
@@ -35,6 +34,8 @@ from mixup_inference.progress import Progress
 OFFICIAL = "https://www.cs.toronto.edu/~kriz/"
 #: No file of an archive is larger; a bomb would be.
 LARGEST = 200_000_000
+#: Nor does an archive hold more than this.
+ARCHIVE = 1_000_000_000
 
 #: From the names of files to their contents.
 Read = Callable[[list[str]], dict[str, bytes]]
@@ -152,37 +153,43 @@ class Cifar:
 
 
 def _from_folder(folder: Path) -> Read:
-    return lambda names: {name: (folder / name).read_bytes() for name in names}
+    def read(names: list[str]) -> dict[str, bytes]:
+        contents = {}
+        for name in names:
+            try:
+                with (folder / name).open("rb") as file:
+                    contents[name] = file.read(LARGEST)
+            except OSError as error:
+                raise InputError(f"cannot read {folder / name}: {error.strerror}.") from None
+        return contents
+
+    return read
 
 
 def _begins_with(archive: Path, folder: str) -> bool:
     """Whether an archive holds this folder, by its first members."""
     try:
-        with tarfile.open(archive) as tar:
-            return any(member.name.split("/")[0] == folder for member in islice(tar, 3))
-    except Exception:  # not an archive at all
+        names = first_names(archive, 6, most=ARCHIVE)
+    except InputError:  # not an archive at all
         return False
+    return any(name.split("/")[0] == folder for name in names)
 
 
 def _from_archive(archive: Path, layout: Layout) -> Read:
     def read(names: list[str]) -> dict[str, bytes]:
-        contents: dict[str, bytes] = {}
+        inside = {f"{layout.folder}/{name}": name for name in names}
+        found: dict[str, bytes] = {}
         try:
-            with tarfile.open(archive) as tar:
-                for member in tar:  # once through the compressed file
-                    name = member.name.removeprefix(f"{layout.folder}/")
-                    if name in names and member.isreg() and member.size <= LARGEST:
-                        file = tar.extractfile(member)
-                        contents[name] = b"" if file is None else file.read()
-        except Exception as error:  # a broken archive can fail in any way it likes
-            logging.getLogger(__name__).debug("reading %s: %r", archive, error)
-        missing = [name for name in names if name not in contents]
+            found = read_members(archive, inside, largest=LARGEST, most=ARCHIVE)
+        except InputError as error:
+            logging.getLogger(__name__).debug("reading %s: %s", archive, error)
+        missing = [name for name in inside if name not in found]
         if missing:
             raise InputError(
-                f"cannot read {layout.folder}/{missing[0]} from {archive}: it is not the official "
-                "archive, or it is truncated. Delete it and fetch it again."
+                f"cannot read {missing[0]} from {archive}: it is not the official archive, or it "
+                "is truncated. Delete it and fetch it again."
             )
-        return contents
+        return {inside[name]: content for name, content in found.items()}
 
     return read
 

@@ -32,6 +32,7 @@ from mixup_inference.datasets.splits import (
 )
 from mixup_inference.errors import InputError, MixupInferenceWarning
 from mixup_inference.progress import SILENT, Progress
+from mixup_inference.text import plain
 
 WORKERS = min(4, os.cpu_count() or 1)
 LAYOUT = (
@@ -123,7 +124,7 @@ def _list_files(path: Path) -> tuple[tuple[str, ...], list[ImageFile]]:
     ]
     if tests and not any(file.test for file in files):
         raise InputError(f"there are no images in the classes of {test}. Add some, or remove it.")
-    return tuple(labels), files
+    return tuple(plain(name) for name in labels), files
 
 
 def _divisions(path: Path) -> tuple[Path, Path | None]:
@@ -168,11 +169,11 @@ def _class_folders(folder: Path) -> list[Path]:
 
 
 def _images_below(folder: Path) -> Iterator[Path]:
-    folders, images = _entries(folder)
-    yield from images
-    for inner in folders:
-        if not inner.is_symlink():  # it might lead back here
-            yield from _images_below(inner)
+    left = [folder]
+    while left:
+        folders, images = _entries(left.pop())
+        yield from images
+        left += [inner for inner in folders if not inner.is_symlink()]  # one might lead back here
 
 
 def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -190,8 +191,9 @@ def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
         raise InputError(f"there is no folder {folder}. {LAYOUT}") from None
     except NotADirectoryError:
         raise InputError(f"{folder} is a file; give a folder. {LAYOUT}") from None
-    except OSError as error:
-        raise InputError(f"cannot look into {folder}: {error.strerror}.") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot look into {folder}: {reason}.") from None
     return folders, images
 
 

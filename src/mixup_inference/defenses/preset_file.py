@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mixup_inference.errors import InputError
-from mixup_inference.files import write_text
+from mixup_inference.files import parse_toml, read_text, write_text
+
+#: Bytes; no preset is larger.
+LARGEST = 100_000
 
 
 def write_preset(
@@ -23,10 +25,8 @@ def write_preset(
 
 def read_preset(path: Path) -> tuple[str, dict[str, Any]]:
     """The defence and its settings."""
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"cannot read the preset {path}: {error}.") from None
+    text = read_text(path, what="the preset", most=LARGEST)
+    content = parse_toml(text, f"the preset {path}")
     defense = content.pop("defense", None)
     if not isinstance(defense, str):
         raise InputError(f'the preset {path} must say which defence it is for: defense = "mi-ol".')

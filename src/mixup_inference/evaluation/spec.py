@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import tomllib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -19,12 +18,22 @@ from mixup_inference.datasets import check_name
 from mixup_inference.defenses import get_preset, make_defense, settings_of
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.evaluation.spec_adaptive import AdaptiveSpec, KnowingSpec
-from mixup_inference.evaluation.spec_table import Count, Name, NotNegative, Positive, Table
+from mixup_inference.evaluation.spec_table import (
+    Count,
+    Name,
+    NotNegative,
+    Positive,
+    Table,
+    Title,
+)
 from mixup_inference.evaluation.tuning import grid_of
+from mixup_inference.files import is_file, parse_toml, read_text
 from mixup_inference.models import MODELS
 from mixup_inference.pool import Pool
 from mixup_inference.training import Recipe
 
+#: Bytes; no spec is larger.
+LARGEST = 1_000_000
 LAMS = tuple(tenth / 10 for tenth in range(1, 10))
 
 
@@ -157,10 +166,10 @@ class RowSpec(Table):
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    title: str
+    title: Title
     model: str
     defense: str = "none"
-    group: str = ""
+    group: Title = ""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -231,7 +240,7 @@ class Spec(Table):
     """A whole experiment: train, attack, defend, measure, report."""
 
     name: Name
-    title: str
+    title: Title
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     draws: Count = 30
     batch_size: Count = 250
@@ -374,41 +383,57 @@ def shipped_specs() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def load_spec(name_or_path: str) -> Spec:
-    """A shipped spec by name, or any spec by the path of its TOML file."""
+def load_spec(name_or_path: str, *, allow_code: bool = False) -> Spec:
+    """A shipped spec by name, or any spec by the path of its TOML file.
+
+    A spec that names Python code to run (``package.module:factory`` as a network) is refused
+    unless ``allow_code`` says that it has been read and is trusted.
+    """
     shipped = shipped_specs()
     if name_or_path in shipped:
         path = shipped[name_or_path]
-    elif name_or_path.endswith(".toml") or Path(name_or_path).is_file():
+    elif name_or_path.endswith(".toml") or is_file(Path(name_or_path)):
         path = Path(name_or_path)
     else:
         raise unknown_name("experiment", name_or_path, shipped)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the spec {path}: {error}.") from None
-    return parse_spec(text, source=str(name_or_path))
+    text = read_text(path, what="the spec", most=LARGEST)
+    return parse_spec(text, source=str(name_or_path), allow_code=allow_code)
 
 
-def parse_spec(text: str, *, source: str = "spec") -> Spec:
+def parse_spec(text: str, *, source: str = "spec", allow_code: bool = False) -> Spec:
     """Check a spec's text; every problem is one line that says where and what."""
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{source} is not valid TOML: {error}.") from None
-    return check_spec(document, source=source)
+    return check_spec(parse_toml(text, source), source=source, allow_code=allow_code)
 
 
-def check_spec(document: Mapping[str, Any], *, source: str = "spec") -> Spec:
+def check_spec(
+    document: Mapping[str, Any], *, source: str = "spec", allow_code: bool = False
+) -> Spec:
     """Check a spec that is already parsed."""
     try:
-        return Spec.model_validate(document)
+        spec = Spec.model_validate(document)
     except ValidationError as error:
         problems = error.errors()
         # An item that is refused is also missing from its list, which is not worth a line.
         first = [p for p in problems if p["type"] != "too_short"] or problems
         lines = [_in_words(problem) for problem in first]
         raise InputError("\n".join(f"{source}: {line}" for line in lines)) from None
+    except RecursionError:
+        raise InputError(f"{source} is nested too deeply.") from None
+    if not allow_code:
+        _refuse_code(spec, source)
+    return spec
+
+
+def _refuse_code(spec: Spec, source: str) -> None:
+    """Refuse a spec that names Python code, which running the spec would run."""
+    networks = (spec.network, *(model.network for model in spec.models.values()))
+    for network in networks:
+        if network is not None and network.is_foreign:
+            raise InputError(
+                f"{source}: the network {network.name!r} is Python code, and this spec would run "
+                "it. If you know and trust that code, allow it with --allow-code "
+                "(allow_code=True in Python)."
+            )
 
 
 def _in_words(problem: Any) -> str:
@@ -417,5 +442,14 @@ def _in_words(problem: Any) -> str:
     if problem["type"] == "missing":
         return f"{where!r} is missing; add it."
     cause = problem.get("ctx", {}).get("error")
-    what = str(cause) if cause is not None else f"{problem['msg']}; saw {problem['input']!r}."
+    what = str(cause) if cause is not None else f"{problem['msg']}; saw {_short(problem['input'])}."
     return f"{where}: {what}" if where else what
+
+
+def _short(value: Any) -> str:
+    """A value as it was written, but not pages of it."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "something nested very deeply"
+    return text if len(text) <= 300 else f"{text[:300]}..."

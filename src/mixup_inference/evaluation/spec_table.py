@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from mixup_inference.errors import unknown_name
+from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.text import is_plain
 
+
+def _one_line(text: str) -> str:
+    if not is_plain(text):
+        raise InputError(f"must be one line without control characters; saw {text!r}.")
+    return text
+
+
+#: It becomes part of file names.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Title = Annotated[str, AfterValidator(_one_line)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]

@@ -14,21 +14,28 @@ import torch
 from torch import Tensor, nn
 
 from mixup_inference.errors import InputError
-from mixup_inference.files import read_safetensors, read_tensors, write_tensors
+from mixup_inference.files import (
+    expanded,
+    is_file,
+    is_folder,
+    read_safetensors,
+    read_tensors,
+    write_tensors,
+)
 from mixup_inference.models.registry import closest_model, create_model
+from mixup_inference.models.torch_file import read_torch
 from mixup_inference.version import __version__
 
 FORMAT = 1
 WEIGHTS = "model.safetensors"  # in a folder of ours
 _WEIGHTS = "model."
-_WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "weights")
 _PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "backbone.")
 
 
 def weights_file(path: str | Path) -> Path:
     """The file with the weights: the path itself, or what a folder of ours calls it."""
-    path = Path(path).expanduser()
-    return path / WEIGHTS if path.is_dir() else path
+    path = expanded(path)
+    return path / WEIGHTS if is_folder(path) else path
 
 
 def save_checkpoint(
@@ -64,11 +71,15 @@ def load_checkpoint(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
             f"{path} does not say which architecture it holds; build the model yourself and "
             "use load_weights(model, path)."
         )
+    weights = _weights_of(tensors)
     try:
-        model = create_model(**config)
+        with torch.device("meta"):  # takes no memory, however large the header says it is
+            sketch = create_model(**config)
     except Exception as error:  # a header can say anything
         raise InputError(f"{path} names an architecture that is not here: {error}") from None
-    fill_weights(model, tensors, path)
+    _check_names(sketch, weights, path)
+    model = create_model(**config)
+    _fill(model, weights, path)
     return model.eval(), header
 
 
@@ -84,12 +95,16 @@ def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]
 
 def fill_weights(model: nn.Module, tensors: Mapping[str, Tensor], path: str | Path) -> None:
     """Put the weights of a checkpoint of ours into a model, or say where they do not fit."""
-    weights = {
+    _fill(model, _weights_of(tensors), path)
+
+
+def _weights_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights among the tensors of a checkpoint of ours."""
+    return {
         name.removeprefix(_WEIGHTS): tensor
         for name, tensor in tensors.items()
         if name.startswith(_WEIGHTS)
     }
-    _fill(model, weights, path)
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
@@ -99,44 +114,21 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     torch file is read with ``weights_only``: nothing in it can run.
     """
     path = weights_file(path)
-    if not path.is_file():
+    if not is_file(path):
         raise InputError(f"there is no file {path}.")
-    with path.open("rb") as file:
-        start = file.read(9)
+    try:
+        with path.open("rb") as file:
+            start = file.read(9)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error}.") from None
     if start[8:9] == b"{":  # safetensors: eight bytes of length, then JSON
         tensors, header = read_safetensors(path)
         if isinstance(header, dict) and header.get("format") == FORMAT:
             fill_weights(model, tensors, path)
             return
     else:
-        tensors = _read_torch(path)
+        tensors = read_torch(path)
     _fill(model, _as_named_in(model, tensors), path)
-
-
-def _read_torch(path: Path) -> dict[str, Tensor]:
-    """The state dict of a torch file, out of its wrapper if it has one."""
-    try:
-        with path.open("rb") as file:  # opened here, because torch also judges by the name
-            content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception:  # a damaged file can fail in any way it likes
-        raise InputError(
-            f"{path} is neither safetensors nor a torch file of plain tensors. It may be "
-            "truncated, or hold Python objects, which are never loaded: save its state_dict."
-        ) from None
-    while isinstance(content, Mapping) and (
-        wrapper := next((w for w in _WRAPPERS if isinstance(content.get(w), Mapping)), None)
-    ):
-        content = content[wrapper]
-    if not isinstance(content, Mapping) or not content:
-        raise InputError(f"{path} holds no state_dict; saw {type(content).__name__}.")
-    tensors = {
-        name: value
-        for name, value in content.items()
-        if isinstance(value, Tensor) and isinstance(name, str)
-    }
-    if not tensors:
-        raise InputError(f"{path} holds no named tensors; saw the keys {[*content][:10]}.")
-    return tensors
 
 
 def _as_named_in(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -161,6 +153,33 @@ def _as_named_in(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, T
 
 def _fill(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path) -> None:
     """Load the weights, all of them and into all of the model, or say where they do not fit."""
+    weights = _check_names(model, weights, path)
+    own = model.state_dict()
+    for name, tensor in weights.items():
+        floating = tensor.is_floating_point()
+        if (
+            floating != own[name].is_floating_point()
+            or tensor.is_complex()
+            or tensor.is_quantized
+            or tensor.layout != torch.strided
+            or tensor.is_meta
+        ):
+            raise InputError(
+                f"{name} in {path} is {tensor.dtype}, {tensor.layout}, on {tensor.device}; "
+                "not usable."
+            )
+        # As 32 bits, because not every type of 8 bits can be asked.
+        if floating and not bool(
+            (tensor if tensor.itemsize > 1 else tensor.float()).isfinite().all()
+        ):
+            raise InputError(f"{name} in {path} has values that are not finite; it is broken.")
+    model.load_state_dict(weights)
+
+
+def _check_names(
+    model: nn.Module, weights: Mapping[str, Tensor], path: str | Path
+) -> dict[str, Tensor]:
+    """The weights, if their names and shapes are those of the model."""
     own = model.state_dict()
     counters = {name: own[name] for name in own if name.endswith("num_batches_tracked")}
     weights = {**counters, **weights}  # old files lack these counters, which inference ignores
@@ -173,14 +192,7 @@ def _fill(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path) -> 
             f"{path} does not fit the model: missing {_some(missing)}, unexpected "
             f"{_some(unexpected)}, of another shape {_some(sorted(reshaped))}.{hint}"
         )
-    for name, tensor in weights.items():
-        if tensor.is_floating_point() != own[name].is_floating_point() or (
-            tensor.layout != torch.strided
-        ):
-            raise InputError(f"{name} in {path} is {tensor.dtype}, {tensor.layout}; not usable.")
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise InputError(f"{name} in {path} has values that are not finite; it is broken.")
-    model.load_state_dict(weights)
+    return weights
 
 
 def _some(names: list[str]) -> str:

@@ -38,11 +38,12 @@ def import_model(name: str, num_classes: int, **settings: Any) -> nn.Module:
     """The network that ``package.module:factory`` names; this runs the user's own code.
 
     The factory is called with the settings, and with ``num_classes`` if it takes that. A network
-    that is already built is taken as it is. Modules are also looked for in the working folder.
+    that is already built is taken as it is. Modules are also looked for in the working folder,
+    after the installed ones: a folder that came from elsewhere cannot take their place.
     """
     module_name, _, attribute = name.partition(":")
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
+    path_before = sys.path.copy()
+    sys.path.append(str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module_name), attribute)
         model = found if isinstance(found, nn.Module) else _call(found, num_classes, settings)
@@ -53,7 +54,7 @@ def import_model(name: str, num_classes: int, **settings: Any) -> nn.Module:
             "that returns an nn.Module."
         ) from error
     finally:
-        sys.path.remove(here)
+        sys.path[:] = path_before
     if not isinstance(model, nn.Module):
         raise InputError(f"{name} must return an nn.Module; it returned {type(model).__name__}.")
     return model.eval()

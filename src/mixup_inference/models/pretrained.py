@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from mixup_inference.errors import InputError
-from mixup_inference.files import read_sealed, write_json
+from mixup_inference.files import expanded, is_file, is_folder, read_sealed, write_json
 from mixup_inference.models.checkpoint import (
     WEIGHTS,
     config_of,
@@ -80,8 +80,9 @@ def from_pretrained(name: str | Path) -> nn.Module:
     ``name`` is a folder, a file, or ``user/repository`` on the Hugging Face hub. Weights are
     checked against the hash in their header, and nothing in the file can run.
     """
-    here = Path(name).expanduser().exists()
-    path = weights_file(name) if here else _from_hub(str(name))
+    place = expanded(name)
+    here = is_file(place) or is_folder(place)
+    path = weights_file(place) if here else _from_hub(str(name))
     model, header = load_checkpoint(path)
     object.__setattr__(model, "card", header)
     return model
@@ -94,7 +95,8 @@ def _from_hub(name: str) -> Path:
         or name.startswith((".", "/", "~"))
         or (
             Path(name).suffix in (".safetensors", ".th", ".pt", ".pth", ".ckpt", ".bin")
-            or Path(first).exists()
+            or is_file(Path(first))
+            or is_folder(Path(first))
         )
     ):
         raise InputError(

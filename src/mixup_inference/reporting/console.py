@@ -6,7 +6,6 @@ from itertools import groupby
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from mixup_inference.evaluation.accuracy import Accuracy, cell_entry
 from mixup_inference.evaluation.listener import Column, Listener
@@ -14,6 +13,7 @@ from mixup_inference.evaluation.spec import RowSpec, Spec
 from mixup_inference.progress import Task
 from mixup_inference.reporting.adaptive import WARNING, verdict_lines
 from mixup_inference.reporting.tables import heading, percent, with_margin
+from mixup_inference.text import plain_lines
 
 
 class ConsoleListener(Listener):
@@ -87,4 +87,11 @@ class ConsoleListener(Listener):
 
     def say(self, text: str, style: str = "") -> None:
         """Print a line as it is, whatever brackets it has."""
-        self.console.print(escape(text), style=style, highlight=False, soft_wrap=True)
+        self.console.print(
+            plain_lines(text),
+            style=style,
+            highlight=False,
+            soft_wrap=True,
+            markup=False,
+            emoji=False,
+        )

@@ -16,6 +16,7 @@ from mixup_inference.reporting.adaptive import (
     tally,
     verdict_lines,
 )
+from mixup_inference.text import markdown_words, spreadsheet_cell
 
 PASSES = ("forward", "backward")
 
@@ -66,13 +67,13 @@ def last_of_each_mode(columns: Sequence[str]) -> list[str]:
 def markdown(results: dict[str, Any]) -> str:
     """The tables with intervals, for a README or a paper's appendix."""
     columns = results["columns"]
-    head = ["Method", *(heading(c) for c in columns), "Passes per image"]
+    head = ["Method", *(markdown_words(heading(c)) for c in columns), "Passes per image"]
     rows = []
     for row in results["rows"]:
         cells = [with_interval(row["cells"][c]) for c in columns]
-        rows.append([row["title"], *cells, f"{row['passes_per_image']:.1f}"])
+        rows.append([markdown_words(row["title"]), *cells, f"{row['passes_per_image']:.1f}"])
     lines = [
-        f"# {results['title']}",
+        f"# {markdown_words(results['title'])}",
         "",
         caption(results),
         "",
@@ -85,7 +86,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """A Markdown table's lines: words in the first column, numbers in all others."""
-    written = (" | ".join(cell.replace("|", "\\|") for cell in row) for row in (head, *rows))
+    written = (" | ".join(row) for row in (head, *rows))
     lines = [f"| {line} |" for line in written]
     return [lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:]]
 
@@ -94,19 +95,21 @@ def _adaptive(adaptive: dict[str, Any]) -> list[str]:
     """The second table: attackers who know the defence, the verdicts and the failed checks."""
     columns = attack_columns(adaptive)
     total = {"total": adaptive["points"]}
-    head = ["Method", *(f"{c.over}: {c.short}" if c.over else c.title for c in columns)]
+    named = (f"{c.over}: {c.short}" if c.over else c.title for c in columns)
+    head = ["Method", *(markdown_words(name) for name in named)]
     rows = []
     for number, row in enumerate(adaptive["rows"]):
         cells = [column.cells[number] for column in columns]
         told = [with_interval(cell | total) if cell else "\N{EN DASH}" for cell in cells]
         forward, backward = cost(row)
-        rows.append([row["title"], *told, f"{forward:,.0f} / {backward:,.0f}", tally(row)])
+        passes = f"{forward:,.0f} / {backward:,.0f}"
+        rows.append([markdown_words(row["title"]), *told, passes, tally(row)])
     return [
         "## Attackers who know the defence",
         "",
         judged(adaptive),
         "",
-        *(f"- {line}" for line in verdict_lines(adaptive)),
+        *(f"- {markdown_words(line)}" for line in verdict_lines(adaptive)),
         "",
         *_table([*head, "Passes per point, forward / backward", "Checks"], rows),
         *(["", "A dash: not run. " + " ".join(dashes(adaptive))] if dashes(adaptive) else []),
@@ -139,7 +142,8 @@ def as_csv(results: dict[str, Any]) -> str:
         cells = [row["cells"][column] for column in results["columns"]]
         numbers = [f"{c[key]:.4f}" for c in cells for key in ("accuracy", "low", "high")]
         passes = f"{row['passes_per_image']:.2f}"
-        writer.writerow([row["title"], row["model"], row["defense"], *numbers, passes])
+        words = [spreadsheet_cell(row[key]) for key in ("title", "model", "defense")]
+        writer.writerow([*words, *numbers, passes])
     return out.getvalue()
 
 
@@ -161,5 +165,8 @@ def adaptive_csv(adaptive: dict[str, Any]) -> str:
             shares = [robust[key] for key in ("accuracy", "low", "high")]
             numbers = [f"{share:.4f}" for share in (*shares, robust["any_draw"]["accuracy"])]
             spent = [entry.get(key, "") for key in (*PASSES, "seconds")]
-            writer.writerow([row["title"], entry["title"], entry["group"], *numbers, *spent])
+            words = [
+                spreadsheet_cell(word) for word in (row["title"], entry["title"], entry["group"])
+            ]
+            writer.writerow([*words, *numbers, *spent])
     return out.getvalue()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mixup_inference.files import replacing, write_json, write_text
 from mixup_inference.reporting.figures.style import RC
+from mixup_inference.text import spreadsheet_cell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,6 +31,11 @@ class Chart:
     rows: list[Row]  # tidy: one observation each, all with the same keys
     paint: Callable[[Figure, list[Row]], None]
     size: tuple[float, float]  # inches
+
+    @property
+    def file(self) -> str:
+        """The name with nothing in it that leads to another folder or ends an attribute."""
+        return re.sub(r"[^A-Za-z0-9._+-]", "-", self.name)[:200]
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ def draw(chart: Chart, *, png: bool = True) -> Drawing:
 
 def write_chart(chart: Chart, drawing: Drawing, folder: Path) -> list[Path]:
     """Write NAME.svg, NAME.png, and the data as NAME.json and NAME.csv; returns the paths."""
-    paths = [folder / f"{chart.name}.{kind}" for kind in ("svg", "png", "json", "csv")]
+    paths = [folder / f"{chart.file}.{kind}" for kind in ("svg", "png", "json", "csv")]
     write_text(paths[0], drawing.svg)
     with replacing(paths[1]) as temporary:
         temporary.write_bytes(drawing.png)
@@ -84,7 +90,7 @@ def as_csv(rows: list[Row]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: spreadsheet_cell(row[key]) for key in row} for row in rows)
     return out.getvalue()
 
 
@@ -93,7 +99,7 @@ def inline(chart: Chart, drawing: Drawing) -> str:
     from markupsafe import escape  # noqa: PLC0415
 
     text = drawing.svg[drawing.svg.index("<svg") :]
-    text = re.sub(r"<[^>]+>", lambda tag: _own_identifiers(tag[0], chart.name), text)
+    text = re.sub(r"<[^>]+>", lambda tag: _own_identifiers(tag[0], chart.file), text)
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(chart.title)}" ', 1)
 
 

@@ -7,12 +7,15 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from mixup_inference.errors import InputError
 from mixup_inference.reporting.figures.chart import Chart, Row
 from mixup_inference.reporting.figures.style import distinct
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+#: Of one picture; a bomb has more.
+MAX_PIXELS = 4_000_000
 SHOWN = ("clean", "perturbation", "adversarial", "mixed")
 
 
@@ -69,4 +72,7 @@ def pixels(image: str) -> Any:
     import numpy as np  # noqa: PLC0415
     from PIL import Image  # noqa: PLC0415
 
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(image))))
+    with Image.open(io.BytesIO(base64.b64decode(image)), formats=("PNG",)) as picture:
+        if picture.width * picture.height > MAX_PIXELS:
+            raise InputError(f"a picture in the results has more than {MAX_PIXELS:,} pixels.")
+        return np.asarray(picture)
