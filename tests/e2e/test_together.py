@@ -1,8 +1,9 @@
-"""Commands that several processes carry out: those that train leave the rest to the first."""
+"""Commands that several processes carry out."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ SPEC = """
 name = "tiny"
 title = "A tiny experiment"
 draws = 2
+batch_size = 16
 
 [data]
 name = "digits"
@@ -52,6 +54,29 @@ title = "Interpolated AT"
 model = "iat"
 """
 
+MEASURED = """
+[[rows]]
+title = "Mixup + MI-OL"
+model = "mixup"
+defense = "mi-ol"
+
+[adaptive]
+points = 10
+repeats = 2
+checks = 0
+
+[[adaptive.attacks]]
+attack = "eot-pgd"
+steps = 2
+draws = 3
+
+[[adaptive.attacks]]
+attack = "square"
+queries = 4
+draws = 2
+batch_size = 16
+"""
+
 
 @pytest.fixture
 def spec(tmp_path):
@@ -85,14 +110,53 @@ def test_two_devices_train_what_one_trains(spec, tmp_path):
     assert "2 parts computed, 0 reused" in mixed.stdout
 
 
-def test_a_run_under_torchrun(spec, tmp_path):
-    output = tmp_path / "out"
+def torchrun(processes, *command):
+    start = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-         "-m", "mixup_inference.cli", "run", str(spec), "-o", str(output)],
+        [sys.executable, "-m", *start, "-m", "mixup_inference.cli", *map(str, command)],
         capture_output=True, text=True, env=ENVIRONMENT, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_any_number_of_processes_measures_the_same(spec, tmp_path):
+    """On the same models: counts, and every artefact's checksum."""
+    spec.write_text(SPEC + MEASURED)
+    assert call("train", spec, "-o", tmp_path / "0").returncode == 0
+    found = []
+    for processes in (1, 2, 3):
+        shutil.copytree(tmp_path / "0", tmp_path / str(processes))
+        torchrun(processes, "evaluate", spec, "-o", tmp_path / str(processes))
+        results = json.loads((tmp_path / str(processes) / "tiny" / "results.json").read_text())
+        found.append({key: results[key] for key in ("rows", "adaptive", "figures")})
+        names = [name.split("/")[0] for name in results["artefacts"]]
+        assert {"models", "attacks", "cells"} <= set(names)
+        found[-1]["checksums"] = {
+            name: checksum
+            for name, checksum in results["artefacts"].items()
+            if name.startswith("cells")
+        }
+    for one in found:
+        without_times(one)
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+
+
+def without_times(document):
+    """Take the times out, which nothing determines."""
+    if isinstance(document, dict):
+        document.pop("seconds", None)
+        for value in document.values():
+            without_times(value)
+    if isinstance(document, list):
+        for value in document:
+            without_times(value)
+
+
+def test_a_run_under_torchrun(spec, tmp_path):
+    output = tmp_path / "out"
+    done = torchrun(2, "run", spec, "-o", output)
     assert done.stdout.count("A tiny experiment") == 1
     document = json.loads((output / "tiny" / "results.json").read_text())
     assert [row["title"] for row in document["rows"]] == ["Mixup", "Interpolated AT"]

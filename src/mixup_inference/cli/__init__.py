@@ -114,13 +114,13 @@ class Common:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Processes:
-    """How training is spread. One process attacks and measures."""
+    """How the work is spread."""
 
     devices: int | None = None
-    "Processes on each machine that train together; under torchrun, those that it started."
+    "Processes on each machine that share the work; under torchrun, those that it started."
 
     nodes: int | None = None
-    "Machines that train together."
+    "Machines that share the work."
 
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     "Of the network while it trains."
@@ -165,9 +165,11 @@ def train(
 
 
 @app.command(help_epilogue=examples("attack digits"))
-def attack(spec: Spec = "digits", /, *, common: Common = COMMON) -> None:
+def attack(
+    spec: Spec = "digits", /, *, processes: Processes = ALONE, common: Common = COMMON
+) -> None:
     """Make the experiment's adversarial examples (and the models, if they are not there)."""
-    _stage("attack", spec, common)
+    _stage("attack", spec, common, processes)
 
 
 @app.command(
@@ -187,6 +189,7 @@ def evaluate(
     *,
     one: OneModel = NO_MODEL,
     profile: Profile = False,
+    processes: Processes = ALONE,
     common: Common = COMMON,
 ) -> None:
     """Measure an experiment's table, or with --data one model of yours, bare and defended.
@@ -195,12 +198,12 @@ def evaluate(
     """
     with profiled(common.device) if profile else nullcontext():
         if one == NO_MODEL:
-            _stage("evaluate", spec or "digits", common)
+            _stage("evaluate", spec or "digits", common, processes)
             return
         from mixup_inference.cli.one_model import make_spec  # noqa: PLC0415
         from mixup_inference.cli.work import work  # noqa: PLC0415
 
-        work("evaluate", make_spec(one, spec), common)
+        work("evaluate", make_spec(one, spec), common, processes)
 
 
 @app.command(

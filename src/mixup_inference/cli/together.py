@@ -1,13 +1,14 @@
-"""Several processes for an experiment: they train together, then the first goes on alone."""
+"""Several processes for an experiment: they train, attack and measure together."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torch import distributed
 
-from mixup_inference.evaluation import Experiment
 from mixup_inference.evaluation.places import check_device
 from mixup_inference.training import make_fabric
 
@@ -17,8 +18,21 @@ if TYPE_CHECKING:
     from mixup_inference.cli import Common, Processes
 
 
-def open_fabric(common: Common, processes: Processes) -> Fabric | None:
-    """What the options ask for; None for one process that trains in full precision."""
+@contextmanager
+def together(common: Common, processes: Processes | None) -> Iterator[Fabric | None]:
+    """What connects the processes that the options ask for, for as long as the context lasts.
+
+    None for one process that trains in full precision.
+    """
+    fabric = None if processes is None else _open(common, processes)
+    try:
+        yield fabric
+    finally:
+        if fabric is not None and distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+def _open(common: Common, processes: Processes) -> Fabric | None:
     one = processes.devices in (None, 1) and processes.nodes in (None, 1)
     plain = processes.precision == "32-true" and processes.strategy == "auto"
     if one and plain and not distributed.is_torchelastic_launched():
@@ -33,12 +47,3 @@ def open_fabric(common: Common, processes: Processes) -> Fabric | None:
         precision=processes.precision,
         strategy=processes.strategy,
     )
-
-
-def train_together(experiment: Experiment) -> None:
-    """Train all models of the experiment, in every process; then they part."""
-    for name in experiment.spec.models:
-        if experiment.spec.is_trained(name):
-            experiment.model(name)
-    if distributed.is_initialized():
-        distributed.destroy_process_group()

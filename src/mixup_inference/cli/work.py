@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mixup_inference.cli.together import open_fabric, train_together
+from mixup_inference.cli.together import together
 from mixup_inference.datasets import shape_of
 from mixup_inference.evaluation import Experiment, Spec, collect, measure_speeds, plan
 from mixup_inference.evaluation.artefacts import leftovers
@@ -78,29 +78,32 @@ def this_command() -> str:
 def work(stage: str, spec: Spec, common: Common, processes: Processes | None = None) -> None:
     """Do one stage of an experiment, telling the terminal about it."""
     started = time.perf_counter()
-    fabric = None if processes is None else open_fabric(common, processes)
-    if fabric is not None and not fabric.is_global_zero:
-        with open_experiment(spec, replace(common, quiet=True), fabric) as experiment:
-            train_together(experiment)
-        return
-    with open_experiment(spec, common, fabric) as experiment:
-        listener = ConsoleListener(Console(quiet=common.quiet), spec, experiment.columns)
-        experiment.listener = listener
-        listener.say(f"{spec.title}  ({experiment.folder})", "bold")
-        others = Run(experiment.folder).made_by_others()
-        if others is not None:
-            listener.warn(f"the results here are of {others}, so all is computed again.")
-        try:
-            if fabric is not None:
-                train_together(experiment)
-            paths = _do(stage, experiment, listener, started)
-        except KeyboardInterrupt:
-            listener.say(
-                f"\nStopped. What was finished is kept in {experiment.folder}; go on with:\n"
-                f"  {this_command()}"
-            )
-            raise
+    with together(common, processes) as fabric:
+        if fabric is not None and not fabric.is_global_zero:
+            common = replace(common, quiet=True)
+        with open_experiment(spec, common, fabric) as experiment:
+            listener = ConsoleListener(Console(quiet=common.quiet), spec, experiment.columns)
+            experiment.listener = listener
+            paths = _do_aloud(stage, experiment, listener, started)
     _print_summary(listener, paths, time.perf_counter() - started)
+
+
+def _do_aloud(
+    stage: str, experiment: Experiment, listener: ConsoleListener, started: float
+) -> list[Path]:
+    """One stage; says what it begins with, and what is left if it is interrupted."""
+    listener.say(f"{experiment.spec.title}  ({experiment.folder})", "bold")
+    others = Run(experiment.folder).made_by_others()
+    if others is not None:
+        listener.warn(f"the results here are of {others}, so all is computed again.")
+    try:
+        return _do(stage, experiment, listener, started)
+    except KeyboardInterrupt:
+        listener.say(
+            f"\nStopped. What was finished is kept in {experiment.folder}; go on with:\n"
+            f"  {this_command()}"
+        )
+        raise
 
 
 def _do(
@@ -125,6 +128,8 @@ def _measure(
     cells = len(experiment.spec.rows) * len(experiment.columns)
     with experiment.progress.task("table", total=cells) as listener.task:
         results = collect(experiment, seconds=time.perf_counter() - started)
+    if not experiment.ranks.is_first:
+        return []
     paths = write_results(results, experiment.folder)
     listener.verdicts(results.get("adaptive"))
     if report or (experiment.folder / "report.html").exists():  # never older than the results

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -48,6 +48,7 @@ from mixup_inference.models import (
 )
 from mixup_inference.pool import Pool
 from mixup_inference.progress import SILENT, Progress
+from mixup_inference.ranks import ALONE, Ranks
 from mixup_inference.timing import Stage, timed
 from mixup_inference.training import LAST, Epoch, train
 from mixup_inference.version import __version__
@@ -79,7 +80,8 @@ class Experiment:
         self.data_root = data_root
         self.listener = listener or Listener()
         self.progress = progress
-        self.store = Store(folder, self._warn)
+        self.ranks = ALONE if fabric is None else Ranks(fabric.global_rank, fabric.world_size)
+        self.store = Store(folder, self._warn, self.ranks)
         self._models: dict[str, nn.Module] = {}
         self._defenses: dict[str, nn.Module] = {}
         self._answer_hashes: dict[str, str] = {}
@@ -221,8 +223,7 @@ class Experiment:
         recipe, folder = self.spec.recipe(name), self.model_folder(name)
         points, model, fabric = self.points["train"], self._untrained(name), self.fabric
         done = self._epochs_done(name, model)
-        if fabric is not None:
-            done = fabric.broadcast(done)  # what the first process found counts for all
+        done = self.ranks.first(lambda: done)  # what the first process found counts for all
         if done < recipe.epochs:
             from lightning_fabric import Fabric  # noqa: PLC0415 (takes seconds to import)
 
@@ -236,8 +237,7 @@ class Experiment:
                 progress=self.progress,
             )
         model.to(self.device).eval()
-        first = fabric is None or fabric.is_global_zero
-        if first and config_of(model) is not None:
+        if self.ranks.is_first and config_of(model) is not None:
             self._publish(name, model)
         return model, done == recipe.epochs
 
@@ -338,6 +338,7 @@ class Experiment:
             index=points.index,
             snapshots=attack.steps,
             batch_size=self.batch_size,
+            ranks=self.ranks,
             progress=self.progress,
         )
         return {f"PGD-{steps}": tensor.cpu() for steps, tensor in examples.items()}
@@ -347,9 +348,10 @@ class Experiment:
         modes = self.spec.attack.modes if self.spec.attack else ()
         for key in product(self.spec.needed_models, modes, ("test", "tuning")):
             name, mode, _ = key
-            if key not in self._examples and self.store.is_damaged(
-                self.store.path("attacks", self.examples_identity(*key), f"{name}-{mode}")
-            ):
+            if key in self._examples:
+                continue
+            path = self.store.path("attacks", self.examples_identity(*key), f"{name}-{mode}")
+            if self.ranks.first(partial(self.store.is_damaged, path)):
                 self.examples(*key)
 
     # Measuring
@@ -386,6 +388,7 @@ class Experiment:
                 index=points.index,
                 stream="test",
                 batch_size=self.batch_size,
+                ranks=self.ranks,
                 progress=self.progress,
             )
             return asdict(accuracy)

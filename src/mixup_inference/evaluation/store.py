@@ -24,6 +24,7 @@ from mixup_inference.files import (
     write_json,
     write_tensors,
 )
+from mixup_inference.ranks import ALONE, Ranks
 from mixup_inference.version import __version__
 
 T = TypeVar("T")
@@ -41,11 +42,16 @@ class Kept(Generic[T]):
 
 
 class Store:
-    """The parts of a run in its folder. ``warn`` is told of each that has to be made again."""
+    """The parts of a run in its folder. ``warn`` is told of each that has to be made again.
 
-    def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
+    Of several processes the first reads and writes. All of them ask for the same parts in the same
+    order, make together what is not there, and have what the first has.
+    """
+
+    def __init__(self, folder: Path, warn: Callable[[str], None], ranks: Ranks = ALONE) -> None:
         self.folder = folder
         self.warn = warn
+        self.ranks = ranks
         self._asked: set[str] = set()
 
     def value(
@@ -61,7 +67,8 @@ class Store:
         def make(path: Path) -> Any:
             whole = {"identity": identity, "version": __version__, "value": compute()}
             document = seal(whole)
-            write_json(path, document)
+            if self.ranks.is_first:
+                write_json(path, document)
             return document["value"]
 
         return self._keep(self.path(kind, identity), identity, what, read, make)
@@ -81,7 +88,8 @@ class Store:
             tensors, facts = compute()
             facts = facts | {"seconds": round(time.perf_counter() - started, 3)}
             header = {"identity": identity, "version": __version__, "facts": facts}
-            write_tensors(path, tensors, header)
+            if self.ranks.is_first:
+                write_tensors(path, tensors, header)
             return tensors, facts
 
         return self._keep(self.path("attacks", identity, name), identity, what, read, make)
@@ -113,16 +121,24 @@ class Store:
         make: Callable[[Path], T],
     ) -> Kept[T]:
         self._asked.update(_hashes(identity))
-        if path.exists():
-            try:
-                return Kept(read(path, fingerprint(identity)), reused=True)
-            except InputError as error:
-                self.warn(f"{error} Making it again: {what}.")
-            except KeyError:
-                self.warn(f"{path} is of another version. Making it again: {what}.")
+
+        def look() -> Kept[T] | None:
+            if path.exists():
+                try:
+                    return Kept(read(path, fingerprint(identity)), reused=True)
+                except InputError as error:
+                    self.warn(f"{error} Making it again: {what}.")
+                except KeyError:
+                    self.warn(f"{path} is of another version. Making it again: {what}.")
+            return None
+
+        found = self.ranks.first(look)
+        if found is not None:
+            return found
         started = time.perf_counter()
         value = make(path)
-        return Kept(value, reused=False, seconds=time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return self.ranks.first(lambda: Kept(value, reused=False, seconds=seconds))
 
 
 def _hashes(identity: Any) -> Iterator[str]:

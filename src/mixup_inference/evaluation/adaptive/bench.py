@@ -191,6 +191,7 @@ class Bench:
             "seed": self.seed,
             "index": points.index,
             "batch_size": self.experiment.batch_size,
+            "ranks": self.experiment.ranks,
             "progress": self.experiment.progress,
         }
 
@@ -210,6 +211,7 @@ class Bench:
             index=points.index,
             stream=stream,
             batch_size=self.experiment.batch_size,
+            ranks=self.experiment.ranks,
             progress=self.experiment.progress,
         )
 
