@@ -99,7 +99,7 @@ def test_archives_that_lie(tmp_path, content):
 @pytest.mark.parametrize("kind", [b"0", b"x", b"g", b"L", b"S"])
 @pytest.mark.parametrize("size", [-512, -1, 2**40])
 def test_sizes_that_no_octal_digits_can_say(tmp_path, kind, size):
-    """Python's tarfile goes back and forth for ever on some of these."""
+    """Which older versions of Python's tarfile may go back and forth on (CVE-2025-8194)."""
     header = bytearray(tarfile.TarInfo(GOOD).tobuf(tarfile.GNU_FORMAT))
     header[156:157] = kind
     header[124:136] = tarfile.itn(size, 12, tarfile.GNU_FORMAT)
@@ -252,12 +252,18 @@ def test_a_folder_that_is_very_deep(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         Image.new("L", (4, 4)).save(tmp_path / name / "good.png")
-    deep = tmp_path / "a"
-    for _ in range(1500):
-        deep /= "d"
-        deep.mkdir()
-    Image.new("L", (4, 4)).save(deep / "deep.png")
-    assert len(load_folder(tmp_path).train) == 3
+    chain = [tmp_path / "a"]
+    for _ in range(1200):
+        chain.append(chain[-1] / "d")
+        chain[-1].mkdir()
+    picture = chain[-1] / "deep.png"
+    Image.new("L", (4, 4)).save(picture)
+    try:
+        assert len(load_folder(tmp_path).train) == 3
+    finally:  # pytest could not remove it
+        picture.unlink()
+        for folder in chain[:0:-1]:
+            folder.rmdir()
 
 
 def test_a_file_that_is_larger_than_a_batch_is_not_read_whole(tmp_path, monkeypatch):

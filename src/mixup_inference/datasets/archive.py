@@ -1,8 +1,9 @@
 """Files read out of a tar archive, plain or gzipped, without unpacking it to disk.
 
-Python's tarfile knows links, devices and headers of any length, and some of its versions loop for
-ever on a header that lies. A data set needs none of that: this goes once through the archive,
-keeps regular files with the wanted names, and reads no more than it is told to.
+Python's tarfile knows links and devices, reads headers of any length into memory, and in older
+versions may loop for ever on a negative size (CVE-2025-8194). A data set needs none of that: this
+goes once through the archive, keeps regular files with the wanted names, and reads no more than it
+is told to.
 """
 
 from __future__ import annotations
