@@ -14,6 +14,7 @@ import torch
 
 import mixup_inference
 from mixup_inference import InputError, create_model, from_pretrained, load_checkpoint, load_weights
+from mixup_inference.attacks import check_peer
 from mixup_inference.cli.report import write_reports
 from mixup_inference.datasets import load_dataset
 from mixup_inference.datasets.cifar import CIFAR10
@@ -195,3 +196,13 @@ def test_the_source_calls_nothing_that_runs_what_it_reads(path):
         assert keywords.get("shell") != "True"
         if called in ("torch.load", "np.load", "numpy.load"):
             assert keywords.get("weights_only") == "True"
+
+
+@pytest.mark.parametrize(
+    ("attack", "setting"),
+    [("foolbox:HopSkipJumpAttack", "tensorboard"), ("art:FastGradientMethod", "summary_writer")],
+)
+def test_attacks_of_other_libraries_write_no_logs(attack, setting):
+    pytest.importorskip(attack.split(":", maxsplit=1)[0])
+    with pytest.raises(InputError, match=f"unknown setting of {attack} '{setting}'"):
+        check_peer(attack, {setting: "somewhere"})
