@@ -163,7 +163,6 @@ def test_presets(examples, tmp_path):
         'name = "x"\n[rows]\n' + "a." * 2000 + "b = 1",
         SMALL + "a." * 2000 + "b = 1",
         SMALL.replace("lam = {uniform = [0.4, 0.6]}", "lam." + "a." * 1500 + "b = 1"),
-        SMALL.replace('weights = "x"', 'weights = "~nobody-of-this-name/x"\nnetwork.name = "a"'),
     ],
 )
 def test_specs_that_are_too_much(text):
