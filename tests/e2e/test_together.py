@@ -74,7 +74,6 @@ draws = 3
 attack = "square"
 queries = 4
 draws = 2
-batch_size = 16
 """
 
 

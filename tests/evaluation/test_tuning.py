@@ -138,7 +138,7 @@ def test_preset_files_with_mistakes(tmp_path):
         ("lam = 0.5", "must say which defence"),
         ('defense = "mi-oll"', "did you mean 'mi-ol'"),
         ('defense = "mi-ol"\nlambda = 1', "did you mean 'lam'"),
-        ("defense =", "cannot read the preset"),
+        ("defense =", "is not valid TOML"),
     ):
         path.write_text(text)
         with pytest.raises(InputError, match=words):

@@ -510,7 +510,8 @@ def test_results_with_other_figures(run, tmp_path, capsys):
     )
     assert [*(tmp_path / "inside").iterdir()] == [folder]
     assert [*tmp_path.iterdir()] == [folder.parent]
-    assert {path.name for path in folder.iterdir()} <= {"results.json", "report.html", "figures"}
+    allowed = {"results.json", "report.html", "figures", "SHA256SUMS", ".lock"}
+    assert {path.name for path in folder.iterdir()} <= allowed
 
 
 @few_and_many(40)
