@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -161,3 +166,43 @@ def test_a_run_under_torchrun(spec, tmp_path):
     assert [row["title"] for row in document["rows"]] == ["Mixup", "Interpolated AT"]
     assert (output / "tiny" / "report.html").exists()
     assert not list(output.rglob("*.tmp"))
+
+
+def workers_of(torchrun):
+    """The processes that torchrun has started."""
+    children = Path(f"/proc/{torchrun}/task/{torchrun}/children").read_text().split()
+    return [int(child) for child in children]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_killed_workers_bring_their_group_back(spec, tmp_path):
+    """Six times one of two, at random; torchrun starts both again, and the run goes on."""
+    spec.write_text(SPEC.replace("epochs = 3", "epochs = 20") + MEASURED)
+    random = Random(0)  # noqa: S311
+    start = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=6"]
+    command = ["mixup_inference.cli", "run", str(spec), "-o", str(tmp_path / "killed")]
+    with subprocess.Popen(
+        [sys.executable, "-m", *start, "-m", *command],
+        env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        kills = 0
+        while kills < 6 and process.poll() is None:
+            time.sleep(random.uniform(8, 25))
+            workers = workers_of(process.pid) if process.poll() is None else []
+            if len(workers) == 2:
+                os.kill(random.choice(workers), signal.SIGKILL)
+                kills += 1
+        _, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+    assert kills >= 3
+    torchrun(2, "run", spec, "-o", tmp_path / "whole")
+    killed, whole = (
+        json.loads((tmp_path / name / "tiny" / "results.json").read_text())
+        for name in ("killed", "whole")
+    )
+    assert killed["artefacts"].keys() == whole["artefacts"].keys()
+    for one in (killed, whole):
+        without_times(one)
+    assert killed["rows"] == whole["rows"]
+    assert killed["adaptive"] == whole["adaptive"]
