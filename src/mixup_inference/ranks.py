@@ -54,9 +54,12 @@ class Ranks:
         return self.rank == 0
 
     def share(self, parts: Sequence[P], work: Callable[[P], T]) -> list[T]:
-        """What the work gives for each part, in order; each process does every ``size``-th part."""
+        """What the work gives for each part, in order; each process does every ``size``-th part.
+
+        With several processes, tensors come back on the CPU: each may have a GPU of its own.
+        """
         mine = [work(part) for part in parts[self.rank :: self.size]]
-        everyone = self._all(mine)
+        everyone = [mine] if self.size == 1 else self._all([_on_cpu(one) for one in mine])
         return [everyone[n % self.size][n // self.size] for n in range(len(parts))]
 
     def total(self, number: int) -> int:
@@ -90,6 +93,15 @@ class Ranks:
         out: list[Any] = [None] * self.size
         distributed.all_gather_object(out, value)
         return out
+
+
+def _on_cpu(value: Any) -> Any:
+    """A tensor, or tuples and lists of them, in main memory."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_on_cpu, value))
+    if isinstance(value, tuple | list):
+        return type(value)(map(_on_cpu, value))
+    return value.cpu() if hasattr(value, "cpu") else value
 
 
 ALONE = Ranks()

@@ -210,11 +210,11 @@ def run(
             )
 
         found = ranks.share(parts, attack_part)
-    examples = torch.cat([one.examples for one in found]).detach()
+    examples = torch.cat([one.examples for one in found]).detach().to(x.device)
     delta = examples - x
     return Attacked(
         examples=examples,
-        loss=torch.cat([one.loss for one in found]).detach(),
+        loss=torch.cat([one.loss for one in found]).detach().to(x.device),
         fooled=judge(
             defense if judged is None else judged,
             examples,

@@ -154,7 +154,8 @@ def pgd(
             return [image for count, image in path if count in at]
 
         found = ranks.share(parts, attack)
-    examples = dict(zip(at, map(torch.cat, zip(*found, strict=True)), strict=True))
+    joined = (torch.cat(images).to(x.device) for images in zip(*found, strict=True))
+    examples = dict(zip(at, joined, strict=True))
     return examples[steps] if snapshots is None else examples
 
 
