@@ -180,7 +180,7 @@ def test_killed_workers_bring_their_group_back(spec, tmp_path):
     """Six times one of two, at random; torchrun starts both again, and the run goes on."""
     spec.write_text(SPEC.replace("epochs = 3", "epochs = 20") + MEASURED)
     random = Random(0)  # noqa: S311
-    start = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=6"]
+    start = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=20"]
     command = ["mixup_inference.cli", "run", str(spec), "-o", str(tmp_path / "killed")]
     with subprocess.Popen(
         [sys.executable, "-m", *start, "-m", *command],
