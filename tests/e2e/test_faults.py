@@ -200,8 +200,8 @@ def test_killed_five_times(whole, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_killed_twenty_times(whole, tmp_path):
-    stages = kill_often(whole, tmp_path, kills=20, seed=1)
+def test_killed_thirty_times(whole, tmp_path):
+    stages = kill_often(whole, tmp_path, kills=30, seed=1)
     assert {"models", "attacks", "cells", "analysis", "adaptive", "figures"} <= set(stages)
     assert contents(tmp_path / "tiny") == contents(whole / "out" / "tiny")
 
