@@ -11,9 +11,12 @@ import atexit
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mixup_inference.errors import InputError
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -33,6 +36,11 @@ class Ranks:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise InputError(f"rank {self.rank} does not exist among {self.size} processes.")
+
+    @classmethod
+    def of(cls, fabric: Fabric | None) -> Ranks:
+        """The processes that a launched Fabric connects; without one, this process alone."""
+        return cls() if fabric is None else cls(fabric.global_rank, fabric.world_size)
 
     @classmethod
     def from_environment(cls) -> Ranks:

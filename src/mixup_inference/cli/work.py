@@ -51,8 +51,7 @@ def open_experiment(
         data_root=common.data_root,
         progress=bars,
     )
-    first = fabric is None or fabric.is_global_zero
-    with alone_in(experiment.folder) if first else nullcontext():
+    with alone_in(experiment.folder) if experiment.ranks.is_first else nullcontext():
         experiment.check()
         yield experiment
 

@@ -48,7 +48,7 @@ from mixup_inference.models import (
 )
 from mixup_inference.pool import Pool
 from mixup_inference.progress import SILENT, Progress
-from mixup_inference.ranks import ALONE, Ranks
+from mixup_inference.ranks import Ranks
 from mixup_inference.timing import Stage, timed
 from mixup_inference.training import LAST, Epoch, train
 from mixup_inference.version import __version__
@@ -80,7 +80,7 @@ class Experiment:
         self.data_root = data_root
         self.listener = listener or Listener()
         self.progress = progress
-        self.ranks = ALONE if fabric is None else Ranks(fabric.global_rank, fabric.world_size)
+        self.ranks = Ranks.of(fabric)
         self.store = Store(folder, self._warn, self.ranks)
         self._models: dict[str, nn.Module] = {}
         self._defenses: dict[str, nn.Module] = {}

@@ -7,8 +7,7 @@ who takes which.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
-T = TypeVar("T")
 
 
 def make_fabric(
@@ -111,22 +109,6 @@ def check_agreement(fabric: Fabric, identity: str) -> None:
     differs = torch.tensor([float(fabric.broadcast(identity) != identity)], device=fabric.device)
     if float(summed(fabric, differs)) > 0:
         raise InputError("the processes were given different data, networks or recipes.")
-
-
-def from_first(fabric: Fabric, read: Callable[[], T]) -> T:
-    """What the first process reads, on all of them; what it raises is raised on all of them."""
-    if fabric.world_size == 1:
-        return read()
-    found: tuple[T | None, Exception | None] = None, None
-    if fabric.is_global_zero:
-        try:
-            found = read(), None
-        except Exception as error:
-            found = None, error
-    value, failure = fabric.broadcast(found)
-    if failure is not None:
-        raise failure
-    return value  # type: ignore[return-value]
 
 
 def settle(fabric: Fabric, model: Any, x: Tensor) -> None:

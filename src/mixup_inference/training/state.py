@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mixup_inference.errors import InputError
 from mixup_inference.files import fingerprint
 from mixup_inference.models import fill_weights, read_checkpoint, save_checkpoint
-from mixup_inference.training.processes import from_first
+from mixup_inference.ranks import Ranks
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -109,7 +109,7 @@ class Keeper:
         if self.folder is None:
             return [], UnderWay()
         path = self.folder / LAST
-        tensors, header = from_first(self.fabric, lambda: self._read(path))
+        tensors, header = Ranks.of(self.fabric).first(lambda: self._read(path))
         if not header:
             return [], UnderWay()
         fill_weights(self.model, tensors, path)
