@@ -76,6 +76,18 @@ def adversarial(recipe):
     )  # fmt: skip
 
 
+def test_mixup_with_one_ratio_for_all():
+    e = examples("mixup", lam=0.75)
+    lam, partner = recover(e.x, X)
+    moved = partner != torch.arange(600)
+    torch.testing.assert_close(lam[moved], torch.full_like(lam[moved], 0.75))
+    torch.testing.assert_close(e.targets, 0.75 * HOT + 0.25 * HOT[partner])
+    drawn = recover(examples("mixup").x, X)[1]  # the partners do not depend on the ratio
+    clear = moved & (drawn != torch.arange(600))
+    assert int(clear.sum()) > 500
+    assert torch.equal(partner[clear], drawn[clear])
+
+
 def test_at_is_half_adversarial_half_clean():
     e = examples("at")
     images = adversarial(Recipe(objective="at"))

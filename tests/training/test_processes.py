@@ -98,6 +98,32 @@ def test_half_precision(objective):
     assert [e.loss for e in history] != [e.loss for e in expected]
 
 
+def test_a_recipe_may_say_its_precision():
+    """The network and the inner attack compute in it; the pixels that are attacked do not."""
+    recipe = team.replace(team.RECIPE, objective="iat", precision="bf16-mixed")
+    data, seen = (team.DATA[0].float(), team.DATA[1]), set()
+    by_recipe, by_fabric = team.network().float(), team.network().float()
+    linear = next(part for part in by_recipe.modules() if isinstance(part, torch.nn.Linear))
+    hook = linear.register_forward_hook(
+        lambda part, inputs, output: seen.add((part.training, output.dtype))
+    )
+    history = train(by_recipe, *data, recipe)
+    hook.remove()
+    assert (True, torch.bfloat16) in seen  # a step
+    assert (False, torch.bfloat16) in seen  # the inner attack
+    expected = train(
+        by_fabric,
+        *data,
+        team.replace(recipe, precision=None),
+        fabric=make_fabric(precision="bf16-mixed"),
+    )
+    assert [e.loss for e in history] == pytest.approx([e.loss for e in expected], rel=1e-2)
+    with pytest.raises(InputError, match="asks for bf16-mixed, but the Fabric has 32-true"):
+        train(by_recipe, *data, recipe, fabric=make_fabric())
+    with pytest.raises(InputError, match="unknown precision"):
+        team.replace(recipe, precision="half")
+
+
 def test_settings_that_do_not_work_are_refused(monkeypatch):
     with pytest.raises(InputError, match="unknown precision"):
         make_fabric(precision="64-true")

@@ -122,8 +122,8 @@ class Processes:
     nodes: int | None = None
     "Machines that share the work."
 
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
-    "Of the network while it trains."
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] | None = None
+    "Of the networks while they train, whatever the spec says."
 
     strategy: Literal["auto", "ddp", "ddp_find_unused_parameters_true"] = "auto"
     "How Lightning Fabric keeps the processes together."

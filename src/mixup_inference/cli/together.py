@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torch import distributed
 
+from mixup_inference.errors import InputError
+from mixup_inference.evaluation import Spec
 from mixup_inference.evaluation.places import check_device
 from mixup_inference.training import make_fabric
 
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def together(common: Common, processes: Processes | None) -> Iterator[Fabric | None]:
+def together(spec: Spec, common: Common, processes: Processes | None) -> Iterator[Fabric | None]:
     """What connects the processes that the options ask for, for as long as the context lasts.
 
-    None for one process that trains in full precision.
+    None for one process.
     """
-    fabric = None if processes is None else _open(common, processes)
+    fabric = None if processes is None else _open(spec, common, processes)
     try:
         yield fabric
     finally:
@@ -32,18 +33,18 @@ def together(common: Common, processes: Processes | None) -> Iterator[Fabric | N
             distributed.destroy_process_group()
 
 
-def _open(common: Common, processes: Processes) -> Fabric | None:
+def _open(spec: Spec, common: Common, processes: Processes) -> Fabric | None:
     one = processes.devices in (None, 1) and processes.nodes in (None, 1)
-    plain = processes.precision == "32-true" and processes.strategy == "auto"
-    if one and plain and not distributed.is_torchelastic_launched():
+    if one and processes.strategy == "auto" and not distributed.is_torchelastic_launched():
         return None
-    import lightning_fabric  # noqa: PLC0415 (takes seconds to import)
-
-    logging.getLogger(lightning_fabric.__name__).setLevel(logging.WARNING)
+    trained = [spec.recipe(name) for name in spec.models if spec.is_trained(name)]
+    precisions = {recipe.precision or "32-true" for recipe in trained}
+    if len(precisions) > 1:
+        raise InputError("several processes train all models in one precision: give --precision.")
     return make_fabric(
         check_device(common.device),
         devices=processes.devices,
         nodes=processes.nodes,
-        precision=processes.precision,
+        precision=next(iter(precisions), None),
         strategy=processes.strategy,
     )

@@ -77,7 +77,9 @@ def this_command() -> str:
 def work(stage: str, spec: Spec, common: Common, processes: Processes | None = None) -> None:
     """Do one stage of an experiment, telling the terminal about it."""
     started = time.perf_counter()
-    with together(common, processes) as fabric:
+    if processes is not None and processes.precision is not None:
+        spec = spec.in_precision(processes.precision)
+    with together(spec, common, processes) as fabric:
         if fabric is not None and not fabric.is_global_zero:
             common = replace(common, quiet=True)
         with open_experiment(spec, common, fabric) as experiment:

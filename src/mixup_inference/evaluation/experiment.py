@@ -50,7 +50,7 @@ from mixup_inference.pool import Pool
 from mixup_inference.progress import SILENT, Progress
 from mixup_inference.ranks import Ranks
 from mixup_inference.timing import Stage, timed
-from mixup_inference.training import LAST, Epoch, train
+from mixup_inference.training import LAST, Epoch, one_process, train
 from mixup_inference.version import __version__
 
 if TYPE_CHECKING:
@@ -171,8 +171,6 @@ class Experiment:
         network = self.spec.network_of(name)
         if network is not None and network.is_foreign:  # its code may change under its name
             identity["answers"] = self._answers(name)
-        if self.fabric is not None and self.fabric.strategy.precision.precision != "32-true":
-            identity["precision"] = self.fabric.strategy.precision.precision
         return identity | {"recipe": asdict(self.spec.recipe(name))}
 
     def _answers(self, name: str) -> str:
@@ -225,15 +223,13 @@ class Experiment:
         done = self._epochs_done(name, model)
         done = self.ranks.first(lambda: done)  # what the first process found counts for all
         if done < recipe.epochs:
-            from lightning_fabric import Fabric  # noqa: PLC0415 (takes seconds to import)
-
             train(
                 model,
                 points.images,
                 points.labels,
                 recipe,
                 folder=folder,
-                fabric=fabric or Fabric(accelerator=self.device, devices=1),
+                fabric=fabric or one_process(recipe, self.device),
                 progress=self.progress,
             )
         model.to(self.device).eval()

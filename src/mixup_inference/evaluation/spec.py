@@ -93,6 +93,7 @@ class TrainingSpec(Table):
     milestones: tuple[float, ...] | None = None
     warmup: float | None = None
     alpha: float | None = None
+    lam: float | None = None
     eps: float | None = None
     step: float | None = None
     steps: int | None = None
@@ -101,6 +102,7 @@ class TrainingSpec(Table):
     flip: bool | None = None
     crop_padding: int | None = None
     max_steps: int | None = None
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] | None = None
 
     @model_validator(mode="after")
     def _valid(self) -> TrainingSpec:
@@ -349,6 +351,14 @@ class Spec(Table):
         """The seed of a model's start and training."""
         own = self.models[model].seed
         return self.seed if own is None else own
+
+    def in_precision(self, precision: str) -> Spec:
+        """The same experiment with all its models trained in this precision."""
+        document = self.model_dump(exclude_none=True)
+        for name, model in document["models"].items():
+            if self.is_trained(name) and precision != (self.recipe(name).precision or "32-true"):
+                model["precision"] = precision
+        return Spec.model_validate(document)
 
     def smoke(self) -> Spec:
         """The same experiment cut down to see it run from end to end.

@@ -1,8 +1,18 @@
 """Training: ERM, mixup, adversarial training, interpolated adversarial training."""
 
 from mixup_inference.training.loop import train
-from mixup_inference.training.processes import make_fabric
+from mixup_inference.training.processes import make_fabric, one_process
 from mixup_inference.training.recipe import OBJECTIVES, Recipe, learning_rate
 from mixup_inference.training.state import BEST, LAST, Epoch
 
-__all__ = ["BEST", "LAST", "OBJECTIVES", "Epoch", "Recipe", "learning_rate", "make_fabric", "train"]
+__all__ = [
+    "BEST",
+    "LAST",
+    "OBJECTIVES",
+    "Epoch",
+    "Recipe",
+    "learning_rate",
+    "make_fabric",
+    "one_process",
+    "train",
+]

@@ -28,6 +28,7 @@ from mixup_inference.training.processes import (
     check_agreement,
     check_fabric,
     gather_rows,
+    one_process,
     own_rows,
     settle,
     summed,
@@ -80,7 +81,7 @@ def train(
     if validation is not None:
         check_stored_images(validation[0], what="validation images")
         check_labels(validation[1], count=len(validation[0]), what="validation labels")
-    fabric = fabric or _cpu_fabric()
+    fabric = fabric or one_process(recipe)
     model = model.to(fabric.device)
     few = as_pixels(images[:8].to(fabric.device), dtype_of(model))
     classes = _count_classes(model, few[:2])
@@ -91,7 +92,7 @@ def train(
         momentum=recipe.momentum,
         weight_decay=recipe.weight_decay,
     )
-    check_fabric(fabric, len(labels) // math.ceil(len(labels) / recipe.batch_size))
+    check_fabric(fabric, recipe, len(labels) // math.ceil(len(labels) / recipe.batch_size))
     job = _Job(recipe, fabric, model, images, labels, classes, few)
     identity = {
         "recipe": asdict(recipe),
@@ -125,12 +126,6 @@ class _Job:
     labels: Tensor
     classes: int
     few: Tensor
-
-
-def _cpu_fabric() -> Fabric:
-    from lightning_fabric import Fabric  # noqa: PLC0415 (takes seconds to import)
-
-    return Fabric(accelerator="cpu", devices=1)
 
 
 def _devices(fabric: Fabric) -> list[torch.device]:
@@ -249,7 +244,8 @@ def _examples(job: _Job, victim: nn.Module, index: Tensor, epoch: int) -> Exampl
         epoch,
         shared if fabric.world_size > 1 else None,
     )
-    return OBJECTIVES[recipe.objective](victim, batch, recipe, job.classes)
+    with fabric.autocast():
+        return OBJECTIVES[recipe.objective](victim, batch, recipe, job.classes)
 
 
 def _clean(job: _Job, index: Tensor, epoch: int) -> Tensor:

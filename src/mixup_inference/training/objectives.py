@@ -129,6 +129,8 @@ def mix(examples: Examples, batch: Batch, recipe: Recipe, half: str) -> Examples
     whole = batch.whole
     draws = Draws.once(make_key(recipe.seed, "mixup", half, batch.epoch), whole.index)
     lam = Beta(recipe.alpha, recipe.alpha).quantile(draws.uniform(0)[whole.own])[:, 0]
+    if recipe.lam is not None:
+        lam = torch.full_like(lam, recipe.lam)
     # Two independent orders, matched up: a random permutation of the batch.
     first, second = draws.bits(1)[:, 0].argsort(), draws.bits(2)[:, 0].argsort()
     partner = torch.empty_like(first).scatter_(0, first, second)[whole.own]

@@ -6,6 +6,7 @@ who takes which.
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,11 @@ from torch import Tensor, distributed
 from mixup_inference.checks import check_int
 from mixup_inference.classifier import unwrap
 from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.training.recipe import PRECISIONS, Recipe
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
 
 
@@ -28,7 +29,7 @@ def make_fabric(
     *,
     devices: int | None = None,
     nodes: int | None = None,
-    precision: str = "32-true",
+    precision: str | None = None,
     strategy: str = "auto",
 ) -> Fabric:
     """A launched ``Fabric`` for ``train``: this process, or several on one or more machines.
@@ -40,13 +41,12 @@ def make_fabric(
         device: "cpu", "cuda", "mps".
         devices: processes on each machine; as many as ``torchrun`` started, or 1.
         nodes: machines; as many as ``torchrun`` runs on, or 1.
-        precision: "32-true" computes in the precision of the weights; "bf16-mixed" and "16-mixed"
-            let the network compute in 16 bits where that is safe, the inner attack excepted.
+        precision: "32-true", the default, computes in the precision of the weights; "bf16-mixed"
+            and "16-mixed" compute in 16 bits where that is safe, also under the inner attack.
         strategy: "ddp", which "auto" takes for several processes;
             "ddp_find_unused_parameters_true" if parts of the network may go unused.
     """
-    from lightning_fabric import Fabric  # noqa: PLC0415 (takes seconds to import)
-
+    precision = precision or "32-true"
     if precision not in PRECISIONS:
         raise unknown_name("precision", precision, PRECISIONS)
     if strategy not in STRATEGIES:
@@ -56,15 +56,33 @@ def make_fabric(
         _agreed(name, asked, started)
         for name, asked, started in zip(("devices", "nodes"), (devices, nodes), there, strict=True)
     )
-    fabric = Fabric(
+    fabric = _quiet_fabric(
         accelerator=device,
         devices=devices,
         num_nodes=nodes,
-        precision=precision,  # type: ignore[arg-type]
+        precision=precision,
         strategy=strategy,
     )
     fabric.launch()
     return fabric
+
+
+def one_process(recipe: Recipe, device: str = "cpu") -> Fabric:
+    """A ``Fabric`` that trains a recipe in this process alone."""
+    return _quiet_fabric(accelerator=device, devices=1, precision=recipe.precision or "32-true")
+
+
+def _quiet_fabric(**settings: Any) -> Fabric:
+    """A ``Fabric`` that does not announce what it was asked for."""
+    import lightning_fabric  # noqa: PLC0415 (takes seconds to import)
+
+    logger = logging.getLogger(lightning_fabric.__name__)
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        return lightning_fabric.Fabric(**settings)
+    finally:
+        logger.setLevel(level)
 
 
 def _torchrun() -> tuple[int, int] | tuple[None, None]:
@@ -83,7 +101,7 @@ def _agreed(name: str, asked: int | None, started: int | None) -> int:
     return asked or started or 1
 
 
-def check_fabric(fabric: Fabric, smallest_batch: int) -> None:
+def check_fabric(fabric: Fabric, recipe: Recipe, smallest_batch: int) -> None:
     """Refuse what cannot train here, in words."""
     from lightning_fabric.strategies.ddp import DDPStrategy  # noqa: PLC0415 (slow to import)
     from lightning_fabric.strategies.single_device import SingleDeviceStrategy  # noqa: PLC0415
@@ -93,6 +111,9 @@ def check_fabric(fabric: Fabric, smallest_batch: int) -> None:
             f"cannot train with {type(fabric.strategy).__name__}: the inner attack and the "
             "checkpoints need the whole network on every device. Use strategy = 'ddp'."
         )
+    precision = fabric.strategy.precision.precision
+    if recipe.precision not in (None, precision):
+        raise InputError(f"the recipe asks for {recipe.precision}, but the Fabric has {precision}.")
     if fabric.world_size > 1 and not distributed.is_initialized():
         raise InputError("several processes are asked for: call fabric.launch() before training.")
     if fabric.world_size > smallest_batch:

@@ -11,8 +11,10 @@ from mixup_inference.errors import InputError, unknown_name
 
 Objective = Literal["erm", "mixup", "at", "iat"]
 Schedule = Literal["step", "one-cycle"]
+Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 OBJECTIVES = ("erm", "mixup", "at", "iat")
 SCHEDULES = ("step", "one-cycle")
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,15 @@ class Recipe:
         milestones: as fractions of the epochs (100 and 150 of 200 in the paper).
         warmup: as a fraction of all steps.
         alpha: mixup's Beta(alpha, alpha).
+        lam: the same mixup ratio for all samples, instead of one from that distribution.
         eps, step, steps: the inner PGD attack of the adversarial objectives.
         attack_labels: "true", or "predicted" as in the published code.
         adv_ratio: weight of the adversarial half of the loss.
         flip: random horizontal flips.
         crop_padding: random shifts by up to this many pixels.
         max_steps: at most this many steps an epoch, for a quick trial; None takes all the data.
+        precision: "32-true" computes in the precision of the weights; "bf16-mixed" and "16-mixed"
+            compute in 16 bits where that is safe. None leaves it to the ``Fabric`` that trains.
         seed: of everything random in the training.
     """
 
@@ -50,6 +55,7 @@ class Recipe:
     milestones: tuple[float, ...] = (0.5, 0.75)
     warmup: float = 0.2
     alpha: float = 1.0
+    lam: float | None = None
     eps: float = 8 / 255
     step: float = 2 / 255
     steps: int = 10
@@ -58,6 +64,7 @@ class Recipe:
     flip: bool = False
     crop_padding: int = 0
     max_steps: int | None = None
+    precision: Precision | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -65,6 +72,10 @@ class Recipe:
             raise unknown_name("objective", self.objective, OBJECTIVES)
         if self.schedule not in SCHEDULES:
             raise unknown_name("schedule", self.schedule, SCHEDULES)
+        if self.precision not in (None, *PRECISIONS):
+            raise unknown_name("precision", self.precision, PRECISIONS)
+        if self.lam is not None:
+            check_number(self.lam, what="lam", least=0, most=1)
         for name, least in (("epochs", 1), ("batch_size", 2), ("steps", 0), ("crop_padding", 0)):
             check_int(getattr(self, name), what=name, least=least)
         for name in ("lr", "alpha"):
