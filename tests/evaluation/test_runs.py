@@ -274,3 +274,42 @@ def test_damaged_examples_are_mended_though_no_cell_needs_them(output):
     again = collect(Experiment(parse_spec(SPEC), folder), seconds=1.0)
     assert again["artefacts"] == expected
     assert list(Run(folder).problems()) == []
+
+
+def test_two_runs_point_by_point(runs, output):
+    """Another batch size, the same labels; and one that was changed by hand is found."""
+    spec = SPEC.replace('name = "tiny"', 'name = "other"').replace(
+        "draws = 2", "draws = 2\nbatch_size = 7"
+    )
+    folder = output / "other"
+    shutil.copytree(output / "tiny" / "models", folder / "models")
+    results = collect(Experiment(parse_spec(spec), folder), seconds=1.0)
+    write_results(results, folder)
+    assert "None of 80 labels differs." in runs("compare", "tiny", "other")
+
+    cell = results["rows"][1]["cells"]["clean"]
+    path = folder / cell["part"]
+    document = json.loads(path.read_text())
+    value = document["value"]
+    assert len(value["labels"]) == 20 == cell["total"]
+    assert all(margin >= 0 for margin in value["margins"])
+    was = value["labels"][3]
+    value["labels"][3], value["margins"][3] = (was + 1) % 10, 0.25
+    write_json(path, seal({k: v for k, v in document.items() if k != "checksum"}))
+    said = runs("compare", "tiny", "other")
+    assert f"{(was + 1) % 10} by 0.250000" in said
+    assert "1 of 80 labels differs, with margins up to" in said
+
+
+def test_runs_that_do_not_compare(runs, output, capsys):
+    shutil.copytree(output / "tiny", output / "bare")
+    (output / "bare" / "results.json").unlink()
+    with pytest.raises(InputError, match="not a finished run"):
+        runs("compare", "tiny", "bare")
+    spec = SPEC.replace("test = 20", "test = 10")
+    shutil.copytree(output / "tiny" / "models", output / "fewer" / "models")
+    write_results(
+        collect(Experiment(parse_spec(spec), output / "fewer"), seconds=1.0), output / "fewer"
+    )
+    with pytest.raises(InputError, match="measured other points"):
+        runs("compare", "tiny", "fewer")

@@ -1,4 +1,4 @@
-"""The commands `runs list`, `runs show`, `runs verify` and `runs clean`."""
+"""The commands `runs list`, `runs show`, `runs compare`, `runs verify` and `runs clean`."""
 
 from __future__ import annotations
 
@@ -69,6 +69,33 @@ def show(run: RunName, /, *, output: Output = OUTPUT) -> None:
         name = found.name_of(artefact.path)
         rows.append([name, _size(about.st_size), when, used[found.is_used(artefact)]])
     _table(["part", "size", "written", "by results.json"], rows)
+
+
+@runs_app.command(help_epilogue=examples("runs compare digits elsewhere/digits"))
+def compare(one: RunName, two: RunName, /, *, output: Output = OUTPUT) -> None:
+    """Compare two runs of an experiment point by point: which test points have another label?
+
+    Machines, batch sizes and engines round differently; that may switch a label where two classes
+    nearly tie, that is, where the margin between their log-probabilities is small in both runs.
+    """
+    from mixup_inference.evaluation.compare import compare_runs  # noqa: PLC0415
+    from mixup_inference.evaluation.runs import find_run  # noqa: PLC0415
+
+    found = compare_runs(find_run(one, output), find_run(two, output))
+    rows = [
+        [
+            switch.row,
+            switch.column,
+            str(switch.point),
+            *(f"{switch.labels[i]} by {switch.margins[i]:.6f}" for i in range(2)),
+        ]
+        for switch in found.switches
+    ]
+    _table(["row", "column", "point", f"label in {one}", f"in {two}"], rows)
+    count = len(found.switches)
+    ending = f", with margins up to {found.widest:.6f}" if count else ""
+    verb = "differs" if count < 2 else "differ"
+    _say(f"{count or 'None'} of {found.compared} labels {verb}{ending}.")
 
 
 @runs_app.command(help_epilogue=examples("runs verify", "runs verify digits", "runs verify -o out"))

@@ -54,6 +54,26 @@ class Accuracy:
         return f"{self.value:.1%} [{low:.1%}, {high:.1%}]"
 
 
+@dataclass(frozen=True)
+class Answers:
+    """What a classifier said about labelled points, and what it cost.
+
+    ``labels``: of each point. ``margins``: by how much the logarithm of its probability is above
+    that of the second likeliest. ``right``: whether it is the true one.
+    """
+
+    labels: Tensor
+    margins: Tensor
+    right: Tensor
+    passes: float
+    prepared: int
+
+    @property
+    def accuracy(self) -> Accuracy:
+        """How many are right."""
+        return Accuracy(int(self.right.sum()), len(self.right), self.passes, self.prepared)
+
+
 def cell_entry(accuracy: Accuracy) -> dict[str, float]:
     """An accuracy as results.json has it."""
     low, high = accuracy.interval
@@ -127,6 +147,30 @@ def evaluate(
     >>> evaluate(model, torch.rand(8, 1, 2, 2), torch.zeros(8, dtype=torch.long)).total
     8
     """
+    return answers(
+        classifier,
+        x,
+        y,
+        index=index,
+        stream=stream,
+        batch_size=batch_size,
+        ranks=ranks,
+        progress=progress,
+    ).accuracy
+
+
+def answers(
+    classifier: nn.Module,
+    x: Tensor | Iterable[Any],
+    y: Tensor | None = None,
+    *,
+    index: Tensor | None = None,
+    stream: str | int = "evaluate",
+    batch_size: int = 256,
+    ranks: Ranks = ALONE,
+    progress: Progress = SILENT,
+) -> Answers:
+    """What ``evaluate`` counts, point by point."""
     x, y = as_tensors(x, y)
     check_stored_images(x, what="x")
     y = check_labels(y, count=x.shape[0])
@@ -143,7 +187,7 @@ def evaluate(
         prepared = classifier.passes_once
     with torch.no_grad(), count_passes(base) as passes, progress.task("evaluate", len(y)) as task:
 
-        def count_correct(rows: Tensor) -> int:
+        def answer(rows: Tensor) -> tuple[Tensor, Tensor]:
             images = as_pixels(x[rows].to(device), kind)
             if isinstance(classifier, StochasticModule):
                 positions = None if frozen else index[rows]
@@ -152,8 +196,10 @@ def evaluate(
                 out = logits_of(classifier, images)
             check_labels(y[rows], count=len(rows), classes=out.shape[1])
             task.advance(len(rows) * ranks.size)
-            return int((out.argmax(1).cpu() == y[rows].cpu()).sum())
+            best = out.topk(2).values if out.shape[1] > 1 else out.new_zeros(len(out), 2)
+            return out.argmax(1).cpu(), (best[:, 0] - best[:, 1]).cpu()
 
-        correct = sum(ranks.share(torch.arange(len(y)).split(batch_size), count_correct))
+        parts = ranks.share(torch.arange(len(y)).split(batch_size), answer)
         forward = ranks.total(passes.forward)
-    return Accuracy(correct, len(y), forward / len(y), prepared)
+    labels, margins = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Answers(labels, margins, labels == y.cpu(), forward / len(y), prepared)

@@ -25,7 +25,7 @@ from mixup_inference.datasets import LabelledImages, experiment_points, load_dat
 from mixup_inference.defenses import images_at_once, make_defense
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import InputError, MixupInferenceWarning
-from mixup_inference.evaluation.accuracy import Accuracy, evaluate
+from mixup_inference.evaluation.accuracy import Accuracy, answers, evaluate
 from mixup_inference.evaluation.listener import Column, Listener
 from mixup_inference.evaluation.networks import (
     bring_model,
@@ -360,24 +360,11 @@ class Experiment:
 
     def cell(self, row: RowSpec, column: Column) -> Accuracy:
         """The accuracy of one row in one column, from the folder if it is there."""
-        points = self.points["test"]
-        clean = column.mode == "clean"
-        identity = {
-            "input": self.points_hash("test")
-            if clean
-            else self.examples_identity(row.model, column.mode),
-            "model": self.model_identity(row.model),
-            "steps": column.steps,
-            "defense": row.defense,
-            "settings": row.settings,
-            "draws": self.spec.draws,
-            "seed": self.spec.seed,
-            "batch_size": self.batch_size,
-        }
+        points, clean = self.points["test"], column.mode == "clean"
 
         def compute() -> dict[str, Any]:
             x = points.pixels if clean else self.examples(row.model, column.mode)[column.steps]
-            accuracy = evaluate(
+            found = answers(
                 self.defense(row),
                 x,
                 points.labels,
@@ -387,12 +374,38 @@ class Experiment:
                 ranks=self.ranks,
                 progress=self.progress,
             )
-            return asdict(accuracy)
+            return {
+                "accuracy": asdict(found.accuracy),
+                "labels": found.labels.tolist(),
+                "margins": [round(margin, 6) for margin in found.margins.tolist()],
+            }
 
+        identity = self.cell_identity(row, column)
         kept = self.store.value("cells", f"{row.title}, {column.name}", identity, compute)
-        accuracy = Accuracy(**kept.value)
+        accuracy = Accuracy(**kept.value["accuracy"])
         self.listener.cell(row, column, accuracy, reused=kept.reused)
         return accuracy
+
+    def cell_identity(self, row: RowSpec, column: Column) -> dict[str, Any]:
+        """Everything that determines the answers of one row in one column."""
+        return {
+            "input": self.points_hash("test")
+            if column.mode == "clean"
+            else self.examples_identity(row.model, column.mode),
+            "model": self.model_identity(row.model),
+            "steps": column.steps,
+            "defense": row.defense,
+            "settings": row.settings,
+            "draws": self.spec.draws,
+            "seed": self.spec.seed,
+            "batch_size": self.batch_size,
+            "keeps": ("accuracy", "labels", "margins"),
+        }
+
+    def cell_part(self, row: RowSpec, column: Column) -> str:
+        """The file in the run's folder that has the answers of one row in one column."""
+        path = self.store.path("cells", self.cell_identity(row, column))
+        return path.relative_to(self.folder).as_posix()
 
     def part(
         self, kind: str, what: str, identity: dict[str, Any], compute: Callable[[], Any]

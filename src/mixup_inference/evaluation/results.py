@@ -41,7 +41,9 @@ def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
                 "passes_per_image": sum(a.passes for a in cells[row.title].values())
                 / len(experiment.columns),
                 "cells": {
-                    name: cell_entry(accuracy) for name, accuracy in cells[row.title].items()
+                    column.name: cell_entry(cells[row.title][column.name])
+                    | {"part": experiment.cell_part(row, column)}
+                    for column in experiment.columns
                 },
             }
             for row in spec.rows
