@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from mixup_inference.training import Recipe
 LAM = 0.5
 COUNTS = (3, 6, 9, 10, 18, 30, 60)
 MANY = 3000
+#: How often each way draws anew for all points; agreement is the mean.
+STREAMS = range(6)
 WAYS: dict[str, dict[str, Any]] = {
     "independent": {},
     "stratified": {"sampling": "stratified"},
@@ -34,7 +37,7 @@ def scene() -> tuple[nn.Module, Pool, dict[str, Tensor], Tensor]:
     return model, pool, {"clean": x, "attacked": attacked}, y
 
 
-def agreement(streams: int = 6) -> dict[str, Any]:
+def agreement() -> dict[str, Any]:
     """For clean and attacked points: agreement by draws and way; and what stopping early gives."""
     model, pool, points, y = scene()
     index = torch.arange(len(y))
@@ -44,8 +47,9 @@ def agreement(streams: int = 6) -> dict[str, Any]:
         truth = sure(x, index=index, stream="truth").argmax(1)
 
         def share(mi: MixupInference, x: Tensor = x, truth: Tensor = truth) -> float:
-            found = [mi(x, index=index, stream=stream).argmax(1) for stream in range(streams)]
-            return float(torch.stack([label == truth for label in found]).double().mean())
+            return _share(
+                mi(x, index=index, stream=stream).argmax(1) == truth for stream in STREAMS
+            )
 
         curves = {
             way: {
@@ -56,6 +60,11 @@ def agreement(streams: int = 6) -> dict[str, Any]:
         out[kind] = {"curves": curves, "stopping": _stopping(model, pool, x, y, truth, share)}
         out[kind]["detecting"] = _detecting(model, pool, x, points["clean"])
     return out
+
+
+def _share(right: Iterable[Tensor]) -> float:
+    """How many of all entries are true."""
+    return float(torch.stack(list(right)).double().mean())
 
 
 def _detecting(model: nn.Module, pool: Pool, x: Tensor, clean: Tensor) -> list[dict[str, Any]]:
@@ -74,17 +83,19 @@ def _detecting(model: nn.Module, pool: Pool, x: Tensor, clean: Tensor) -> list[d
         {"stop": "confident", "draws": 300, "error": 0.05},
         {"stop": "confident", "draws": 300, "error": 0.05, **WAYS["both"]},
     ):
-        flags, used = detector(**options).decide(x, index=index)
-        mean = float(used.double().mean())
+        rule = detector(**options)
+        flags, used = zip(*(rule.decide(x, index=index, stream=n) for n in STREAMS), strict=True)
+        mean = float(torch.stack(used).double().mean())
         same = {key: value for key, value in options.items() if key in WAYS["both"]}
         fixed = detector(draws=max(1, round(mean)), **same)
-        found = torch.stack([fixed.detect(x, index=index, stream=n) == truth for n in range(6)])
         entries.append(
             {
                 "options": options,
                 "mean_draws": mean,
-                "agreement": float((flags == truth).double().mean()),
-                "agreement_fixed": float(found.double().mean()),
+                "agreement": _share(flag == truth for flag in flags),
+                "agreement_fixed": _share(
+                    fixed.detect(x, index=index, stream=n) == truth for n in STREAMS
+                ),
             }
         )
     return entries
@@ -103,17 +114,19 @@ def _stopping(
         {"stop": "confident", "draws": 300, "error": 0.05, **WAYS["both"]},
     ]
     for options in rules:
-        log_p, used = MixupInference(model, pool, lam=LAM, **options).decide(x, index=index)
-        mean = float(used.double().mean())
+        rule = MixupInference(model, pool, lam=LAM, **options)
+        log_p, used = zip(*(rule.decide(x, index=index, stream=n) for n in STREAMS), strict=True)
+        labels = [each.argmax(1) for each in log_p]
+        mean = float(torch.stack(used).double().mean())
         same = {key: value for key, value in options.items() if key in WAYS["both"]}
         fixed = MixupInference(model, pool, lam=LAM, draws=max(1, round(mean)), **same)
         entries.append(
             {
                 "options": options,
                 "mean_draws": mean,
-                "agreement": float((log_p.argmax(1) == truth).double().mean()),
+                "agreement": _share(label == truth for label in labels),
                 "agreement_fixed": share(fixed),
-                "accuracy": float((log_p.argmax(1) == y).double().mean()),
+                "accuracy": _share(label == y for label in labels),
                 "accuracy_many": float((truth == y).double().mean()),
             }
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +14,12 @@ from torch import Tensor, nn
 from mixup_inference.errors import InputError
 from mixup_inference.timing import Stage, timed
 
-#: Pixels (channels included) of 64 images of CIFAR's size. Networks from 10 to 700 million
-#: multiply-adds were within 10% of their best there, and up to half as fast with 1,024.
+#: Pixels (channels included) of 64 images of CIFAR's size. Small networks are fastest there, and up
+#: to half as fast with 1,024.
 _CACHE_PIXELS = 64 * 3 * 32 * 32
+#: So many numbers in the output of a layer: those with larger ones are fastest with fewer.
+_CACHE_NUMBERS = 16 * 256 * 32 * 32
+_LARGEST: WeakKeyDictionary[nn.Module, dict[torch.Size, int]] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -138,8 +142,35 @@ def state_of(module: nn.Module) -> tuple[Any, ...]:
     return tuple((id(t), t.data_ptr(), t._version, t.dtype, t.device) for t in tensors)
 
 
-def batch_for(x: Tensor) -> int:
-    """How many of these images a network had best see at once: on a CPU what its caches hold."""
+def batch_for(x: Tensor, model: nn.Module) -> int:
+    """How many of these images a network had best see at once: on a CPU what its caches hold.
+
+    By the size of its layers' outputs, which one image tells, once.
+    """
     if x.device.type != "cpu":
         return max(1, x.shape[0])
-    return max(8, _CACHE_PIXELS // max(1, x[0].numel()))
+    most = max(8, _CACHE_PIXELS // max(1, x[0].numel()))
+    if len(x) <= 16 or most <= 16:
+        return most
+    sizes = _LARGEST.setdefault(model, {})
+    if x.shape[1:] not in sizes:
+        sizes[x.shape[1:]] = _largest_output(model, x[:1])
+    return max(16, min(most, _CACHE_NUMBERS // sizes[x.shape[1:]]))
+
+
+def _largest_output(model: nn.Module, x: Tensor) -> int:
+    """Numbers in the largest output of a convolution, for one image."""
+    sizes = [1]
+    handles = [
+        part.register_forward_hook(lambda _, __, out: sizes.append(out.numel()))
+        for part in model.modules()
+        if isinstance(part, nn.Conv2d)
+    ]
+    try:
+        if handles:
+            with eval_mode(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+                model.forward(x.detach())  # not a pass that anybody's hook on the model counts
+    finally:
+        for handle in handles:
+            handle.remove()
+    return max(sizes)

@@ -133,7 +133,7 @@ def pgd(
     start_key = make_key(check_int(seed, what="seed", least=0), "pgd start")
     check_int(batch_size, what="batch_size", least=1)
     if not isinstance(model, StochasticModule):
-        batch_size = min(batch_size, batch_for(x))
+        batch_size = min(batch_size, batch_for(x, model))
     parts = torch.arange(len(x), device=x.device).split(batch_size)
     with progress.task("PGD", total=len(parts) * at[-1]) as task:
 

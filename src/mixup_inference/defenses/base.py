@@ -193,7 +193,7 @@ class StochasticModule(nn.Module, ABC):
         """Log softmax F(x); the first batch ever seen is checked for being logits."""
         wants_graph = torch.is_grad_enabled() and x.requires_grad
         if self.engine == "eager" or wants_graph:
-            parts = x.split(batch_for(x))
+            parts = x.split(batch_for(x, self.model))
             logits = torch.cat([logits_of(self.model, part) for part in parts])
         else:
             logits = self._run_engine(x)

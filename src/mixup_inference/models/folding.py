@@ -37,7 +37,7 @@ class Folded(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """What the model returns."""
         x = x.contiguous(memory_format=torch.channels_last)
-        if len(x) <= (most := batch_for(x)):
+        if len(x) <= (most := batch_for(x, self.model)):
             return self._logits(x)
         return torch.cat([self._logits(part) for part in x.split(most)])
 
