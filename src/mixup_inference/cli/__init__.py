@@ -15,6 +15,7 @@ from typing import Annotated, Literal, TextIO
 from cyclopts import App, CycloptsError, Parameter
 
 from mixup_inference.cli.examples import examples
+from mixup_inference.cli.models import models_app
 from mixup_inference.cli.one_model import OneModel
 from mixup_inference.cli.profile import profiled
 from mixup_inference.cli.runs import runs_app
@@ -50,6 +51,7 @@ data_app = App(
     help_epilogue=examples("data list", "data get cifar10", "data verify folder:photos"),
 )
 app.command(data_app)
+app.command(models_app)
 app.command(runs_app)
 
 Spec = Annotated[str, Parameter(help="Name of a shipped experiment, or path of a TOML file.")]

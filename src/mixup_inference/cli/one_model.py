@@ -35,7 +35,7 @@ class OneModel:
     "A network of ours (resnet20, ...), or package.module:factory for your own."
 
     weights: str | None = None
-    "File with its weights: safetensors, or a torch file of tensors. Ours say which network."
+    "Its weights: a file, safetensors or torch's, or a name of `models list`. Ours say the network."
 
     mean: str | None = None
     "Mean of the pixels that the model normalises by: one number, or 0.485,0.456,0.406."

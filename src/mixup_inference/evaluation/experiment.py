@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from mixup_inference.attacks import pgd
 from mixup_inference.classifier import device_of, logits_of
-from mixup_inference.datasets import LabelledImages, experiment_points, load_dataset
+from mixup_inference.datasets import Dataset, LabelledImages, experiment_points, load_dataset
 from mixup_inference.defenses import images_at_once, make_defense
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import InputError, MixupInferenceWarning
@@ -98,17 +98,22 @@ class Experiment:
 
     @cached_property
     @timed(Stage.LOADING)
-    def points(self) -> dict[str, LabelledImages]:
-        """The disjoint parts of the data: test, tuning, calibration, train."""
+    def _dataset(self) -> Dataset:
         data = self.spec.data
-        sizes = {"test": data.test, "tuning": data.tuning, "calibration": data.calibration}
-        dataset = load_dataset(
+        return load_dataset(
             data.name,
             self.data_root,
             size=data.size,
             channels=data.channels,
             progress=self.progress,
         )
+
+    @cached_property
+    @timed(Stage.LOADING)
+    def points(self) -> dict[str, LabelledImages]:
+        """The disjoint parts of the data: test, tuning, calibration, train."""
+        data, dataset = self.spec.data, self._dataset
+        sizes = {"test": data.test, "tuning": data.tuning, "calibration": data.calibration}
         brought = [name for name in self.spec.models if not self.spec.is_trained(name)]
         if dataset.test is None and brought:
             warnings.warn(
@@ -133,9 +138,13 @@ class Experiment:
     @cached_property
     @timed(Stage.LOADING)
     def pool(self) -> Pool:
-        """The training images, which the defences draw from."""
-        train_part = self.points["train"]
-        return Pool(train_part.images, train_part.labels, classes=train_part.classes)
+        """What the defences draw from: the training images, unless the spec says otherwise."""
+        images = self.points["train"]
+        if self.spec.data.pool == "test":
+            if self._dataset.test is None:
+                raise InputError(f"{self.spec.data.name} has no test part to take the pool from.")
+            images = self._dataset.test
+        return Pool(images.images, images.labels, classes=images.classes)
 
     def check(self) -> None:
         """Try every row's defence on one image, with a model that knows nothing if need be.
@@ -166,6 +175,8 @@ class Experiment:
             "network": network_identity(self.spec.network_of(name)),
             "data": self._train_hash,  # trained on it or not, its defences draw from it
         }
+        if self.spec.data.pool == "test":
+            identity["pool"] = hash_tensors(self.pool.images, self.pool.labels)
         if not self.spec.is_trained(name):
             return identity | {"answers": self._answers(name)}
         network = self.spec.network_of(name)

@@ -38,7 +38,11 @@ LAMS = tuple(tenth / 10 for tenth in range(1, 10))
 
 
 class DataSpec(Table):
-    """Which data set, and how many points for what; the rest is for training and the pool."""
+    """Which data set, and how many points for what; the rest is for training and the pool.
+
+    ``pool``: "test" has defences draw from the whole test set, as the paper's published code does;
+    the test points are among it, and their labels leak into the defence.
+    """
 
     name: str
     test: Count
@@ -46,6 +50,7 @@ class DataSpec(Table):
     calibration: NotNegative = 0
     size: Count | None = None
     channels: Literal[1, 3] | None = None
+    pool: Literal["train", "test"] = "train"
 
     @model_validator(mode="after")
     def _known_name(self) -> DataSpec:

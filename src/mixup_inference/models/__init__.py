@@ -8,6 +8,7 @@ from mixup_inference.models.checkpoint import (
     load_weights,
     read_checkpoint,
     save_checkpoint,
+    shipped_models,
     weights_file,
 )
 from mixup_inference.models.foreign import Normalized, import_model
@@ -35,5 +36,6 @@ __all__ = [
     "read_checkpoint",
     "save_checkpoint",
     "save_pretrained",
+    "shipped_models",
     "weights_file",
 ]

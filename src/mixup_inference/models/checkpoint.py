@@ -7,6 +7,7 @@ torch files, read with ``weights_only``, under whatever prefix and wrapper they 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,20 @@ _WEIGHTS = "model."
 _PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "backbone.")
 
 
-def weights_file(path: str | Path) -> Path:
-    """The file with the weights: the path itself, or what a folder of ours calls it."""
-    path = expanded(path)
+def shipped_models() -> dict[str, Path]:
+    """The trained models inside the package: name and folder."""
+    place = Path(str(resources.files("mixup_inference"))) / "models" / "shipped"
+    return {path.parent.name: path.parent for path in sorted(place.glob(f"*/{WEIGHTS}"))}
+
+
+def weights_file(name: str | Path) -> Path:
+    """The file with the weights: a path, what a folder of ours calls it, or a shipped model's.
+
+    What lies in the working folder comes before a shipped model of the same name.
+    """
+    path = expanded(name)
+    if not (is_file(path) or is_folder(path)):
+        path = shipped_models().get(str(name), path)
     return path / WEIGHTS if is_folder(path) else path
 
 
@@ -43,10 +55,17 @@ def save_checkpoint(
     model: nn.Module,
     *,
     extra: dict[str, Tensor] | None = None,
+    half: bool = False,
     **header: Any,
 ) -> None:
-    """Write a model's weights, more tensors if wanted, and a header that says what they are."""
-    tensors = {_WEIGHTS + name: tensor for name, tensor in model.state_dict().items()}
+    """Write a model's weights, more tensors if wanted, and a header that says what they are.
+
+    With ``half`` the weights take 16 bits each. They are read back into a model of 32 bits.
+    """
+    tensors = {
+        _WEIGHTS + name: tensor.half() if half and tensor.is_floating_point() else tensor
+        for name, tensor in model.state_dict().items()
+    }
     about = {
         "format": FORMAT,
         "version": __version__,

@@ -128,6 +128,11 @@ def caption(results: dict[str, Any]) -> str:
     return (
         f"Accuracy in percent on {results['points']['test']} test points, with 95% Wilson "
         f"intervals; {attackers}Randomised defences average {results['spec']['draws']} draws."
+        + (
+            " They draw from the test set, the test points and their labels included."
+            if results["spec"]["data"].get("pool") == "test"
+            else ""
+        )
     )
 
 
