@@ -66,6 +66,10 @@ DataRoot = Annotated[
     ),
 ]
 
+Points = Annotated[
+    int | None,
+    Parameter(help="So many test points, not as many as the spec says; kept as a run of its own."),
+]
 DryRun = Annotated[
     bool,
     Parameter(
@@ -136,11 +140,16 @@ ALONE = Processes()
 NO_MODEL = OneModel()
 
 
-@app.command(help_epilogue=examples("run", "run my-experiment.toml -o results", "run cifar10 -n"))
+@app.command(
+    help_epilogue=examples(
+        "run", "run my-experiment.toml -o results", "run cifar10 -n", "run cifar10 --points 200"
+    )
+)
 def run(
     spec: Spec = "digits",
     /,
     *,
+    points: Points = None,
     dry_run: DryRun = False,
     smoke: Smoke = False,
     processes: Processes = ALONE,
@@ -151,6 +160,7 @@ def run(
     from mixup_inference.evaluation import load_spec  # noqa: PLC0415
 
     loaded = load_spec(spec, allow_code=common.allow_code)
+    loaded = loaded if points is None else loaded.on_points(points)
     loaded = loaded.smoke() if smoke else loaded
     if dry_run:
         print_plan(loaded, device=common.device, data_root=common.data_root)

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 from torch import nn
 
 from mixup_inference.attacks import check_peer, get_attack
-from mixup_inference.checks import check_number
+from mixup_inference.checks import check_int, check_number
 from mixup_inference.datasets import check_name
 from mixup_inference.defenses import get_preset, make_defense, settings_of
 from mixup_inference.errors import InputError, unknown_name
@@ -356,6 +356,17 @@ class Spec(Table):
         """The seed of a model's start and training."""
         own = self.models[model].seed
         return self.seed if own is None else own
+
+    def on_points(self, count: int) -> Spec:
+        """The same experiment on so many test points; where that is fewer, on the first of them."""
+        check_int(count, what="the number of points", least=1)
+        document = self.model_dump(exclude_none=True)
+        document |= {"name": f"{self.name}-{count}", "title": f"{self.title}, {count} points"}
+        document["data"]["test"] = count
+        for part in ("figures", "adaptive"):
+            if part in document:
+                document[part]["points"] = min(count, document[part]["points"])
+        return Spec.model_validate(document)
 
     def in_precision(self, precision: str) -> Spec:
         """The same experiment with all its models trained in this precision."""
