@@ -10,6 +10,7 @@ from torch import nn
 from mixup_inference import InputError, create_model, evaluate, load_checkpoint, train
 from mixup_inference.errors import TrainingDivergedError
 from mixup_inference.training import BEST, LAST, Recipe, learning_rate
+from stopping_trainings import StopAfter, StopError
 
 FAST = Recipe(objective="erm", epochs=4, batch_size=50, lr=0.1, schedule="one-cycle", eps=0.1,
               step=0.05, steps=2)  # fmt: skip
@@ -21,31 +22,6 @@ def fresh():
 
 def weights(model):
     return torch.cat([v.flatten().double() for v in model.state_dict().values()])
-
-
-class StopError(Exception):
-    pass
-
-
-class StopAfter:
-    """A progress listener that pulls the plug after some epochs."""
-
-    def __init__(self, epochs):
-        self.epochs = epochs
-
-    def task(self, title, total):
-        return self
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
-
-    def advance(self, steps=1, note=None):
-        self.epochs -= note is not None
-        if self.epochs == 0:
-            raise StopError
 
 
 @pytest.mark.parametrize("objective", ["erm", "mixup", "at", "iat"])
@@ -61,7 +37,7 @@ def test_same_seed_same_weights_and_resuming_changes_nothing(parts, tmp_path, ob
     train(other, *data, replace(recipe, seed=1))
     assert not torch.equal(weights(straight), weights(other))
     with pytest.raises(StopError):
-        train(stopped, *data, recipe, folder=tmp_path, progress=StopAfter(2))
+        train(stopped, *data, recipe, folder=tmp_path, progress=StopAfter(epochs=2))
     resumed = fresh()
     resumed_history = train(resumed, *data, recipe, folder=tmp_path)
     assert torch.equal(weights(straight), weights(resumed))
@@ -84,7 +60,7 @@ def test_dropout_is_seeded_and_resumes_too(parts, tmp_path):
     straight, stopped, resumed = network(), network(), network()
     train(straight, *data, FAST)
     with pytest.raises(StopError):
-        train(stopped, *data, FAST, folder=tmp_path, progress=StopAfter(2))
+        train(stopped, *data, FAST, folder=tmp_path, progress=StopAfter(epochs=2))
     train(resumed, *data, FAST, folder=tmp_path)
     assert torch.equal(weights(straight), weights(resumed))
 

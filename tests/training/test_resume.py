@@ -13,35 +13,11 @@ from mixup_inference.files import read_tensors
 from mixup_inference.models.folding import Folded
 from mixup_inference.training import BEST, LAST, Recipe, loop
 from mixup_inference.training.speed import victim_of
+from stopping_trainings import StopAfter, StopError
 
 #: Three steps an epoch, of 47, 47 and 46 images.
 RECIPE = Recipe(objective="at", epochs=2, batch_size=50, lr=0.1, schedule="one-cycle", eps=0.1,
                 step=0.05, steps=4, flip=True, crop_padding=1)  # fmt: skip
-
-
-class StopError(Exception):
-    pass
-
-
-class StopAfter:
-    """A progress listener that pulls the plug after some steps."""
-
-    def __init__(self, steps):
-        self.steps = steps
-
-    def task(self, title, total):
-        return self
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
-
-    def advance(self, steps=1, note=None):
-        self.steps -= steps
-        if self.steps <= 0 and note is None:
-            raise StopError
 
 
 def network():
