@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from mixup_inference import create_model
+from mixup_inference import create_model, pgd
 from mixup_inference.classifier import batch_for, count_passes
 
 X = torch.rand(40, 3, 32, 32)
@@ -37,3 +37,30 @@ def test_looking_leaves_no_trace():
     assert model.training
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert not model[0]._forward_hooks
+
+
+class Pair(nn.Conv2d):
+    def forward(self, x):
+        return super().forward(x), x
+
+
+class First(nn.Module):
+    def forward(self, pair):
+        return pair[0].mean((2, 3))
+
+
+class NotAlone(nn.Module):
+    """Cannot do with one image."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 5, 3)
+
+    def forward(self, x):
+        return self.conv(x).mean((2, 3)).squeeze().log_softmax(1)
+
+
+def test_models_that_one_image_does_not_fit_are_left_alone():
+    for model in (nn.Sequential(Pair(3, 5, 3), First()), NotAlone(), NotAlone().double()):
+        assert batch_for(X, model) == 64
+    assert pgd(NotAlone(), X, torch.zeros(40, dtype=torch.long), eps=0.1, step=0.1, steps=1).shape

@@ -162,7 +162,7 @@ def _largest_output(model: nn.Module, x: Tensor) -> int:
     """Numbers in the largest output of a convolution, for one image."""
     sizes = [1]
     handles = [
-        part.register_forward_hook(lambda _, __, out: sizes.append(out.numel()))
+        part.register_forward_hook(lambda _, __, out: sizes.append(_numel(out)))
         for part in model.modules()
         if isinstance(part, nn.Conv2d)
     ]
@@ -170,7 +170,13 @@ def _largest_output(model: nn.Module, x: Tensor) -> int:
         if handles:
             with eval_mode(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
                 model.forward(x.detach())  # not a pass that anybody's hook on the model counts
+    except Exception:  # whatever is wrong with it, the call that matters will say it
+        return 1
     finally:
         for handle in handles:
             handle.remove()
     return max(sizes)
+
+
+def _numel(out: Any) -> int:
+    return out.numel() if isinstance(out, Tensor) else 1

@@ -102,6 +102,7 @@ def test_two_devices_train_what_one_trains(spec, tmp_path):
     for done in (one, two):
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("A tiny experiment") == 1  # only the first process speaks
+        assert "GLOBAL_RANK" not in done.stdout + done.stderr
         assert "2 parts computed, 0 reused" in done.stdout
     alone, together = histories(tmp_path / "one"), histories(tmp_path / "two")
     assert alone.keys() == together.keys()
@@ -186,9 +187,10 @@ def test_killed_workers_bring_their_group_back(spec, tmp_path):
     random = Random(0)  # noqa: S311
     start = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=20"]
     command = ["mixup_inference.cli", "run", str(spec), "-o", str(tmp_path / "killed")]
-    with subprocess.Popen(
+    errors = tmp_path / "errors"  # not a pipe: nobody would empty it
+    with errors.open("w") as file, subprocess.Popen(
         [sys.executable, "-m", *start, "-m", *command],
-        env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=file,
     ) as process:  # fmt: skip
         kills = 0
         while kills < 6 and process.poll() is None:
@@ -197,8 +199,8 @@ def test_killed_workers_bring_their_group_back(spec, tmp_path):
             if len(workers) == 2:
                 os.kill(random.choice(workers), signal.SIGKILL)
                 kills += 1
-        _, errors = process.communicate(timeout=600)
-    assert process.returncode == 0, errors
+        process.wait(timeout=600)
+    assert process.returncode == 0, errors.read_text()
     assert kills >= 3
     torchrun(2, "run", spec, "-o", tmp_path / "whole")
     killed, whole = (

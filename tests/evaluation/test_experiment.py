@@ -8,6 +8,7 @@ import torch
 from mixup_inference.datasets import Dataset, load_dataset
 from mixup_inference.errors import InputError
 from mixup_inference.evaluation import Experiment, experiment, parse_spec
+from mixup_inference.training import make_fabric
 
 SPEC = """
 name = "tiny"
@@ -17,7 +18,7 @@ draws = 2
 [data]
 name = "digits"
 test = 20
-pool = "POOL"
+pool = "train"
 
 [network]
 name = "small_cnn"
@@ -32,6 +33,10 @@ defense = "mi-ol"
 """
 
 
+def from_pool(part):
+    return SPEC.replace('pool = "train"', f'pool = "{part}"')
+
+
 @pytest.fixture
 def with_a_test_part(monkeypatch):
     whole = load_dataset("digits").train
@@ -41,16 +46,65 @@ def with_a_test_part(monkeypatch):
 
 
 def test_the_pool_is_the_training_images_or_all_test_images(with_a_test_part, tmp_path):
-    train, test = (
-        Experiment(parse_spec(SPEC.replace("POOL", part)), tmp_path) for part in ("train", "test")
-    )
+    train, test = (Experiment(parse_spec(from_pool(part)), tmp_path) for part in ("train", "test"))
     assert torch.equal(train.pool.images, with_a_test_part.train.images)
     assert torch.equal(test.pool.images, with_a_test_part.test.images)
-    assert train.model_identity("mixup") != test.model_identity("mixup")
+    assert train.model_folder("mixup") == test.model_folder("mixup")  # nothing is trained twice
+    (row,), (column, *_) = train.spec.rows, train.columns
+    assert train.cell_part(row, column) != test.cell_part(row, column)
     for part in ("test", "train"):
         assert torch.equal(train.points[part].images, test.points[part].images)
 
 
 def test_without_a_test_part_there_is_no_such_pool(tmp_path):
     with pytest.raises(InputError, match="digits has no test part to take the pool from"):
-        Experiment(parse_spec(SPEC.replace("POOL", "test")), tmp_path).check()
+        Experiment(parse_spec(from_pool("test")), tmp_path).check()
+
+
+def test_fewer_points_are_the_first_of_the_same_experiment(tmp_path):
+    whole = parse_spec(SPEC)
+    few = whole.on_points(7)
+    assert few.name == "tiny-7"
+    all_of_it, part = (Experiment(spec, tmp_path / spec.name) for spec in (whole, few))
+    assert torch.equal(part.points["test"].index, all_of_it.points["test"].index[:7])
+    assert part.model_identity("mixup") == all_of_it.model_identity("mixup")
+    for count, words in ((0, "at least 1"), (21, "has 20 test points, not 21")):
+        with pytest.raises(InputError, match=words):
+            whole.on_points(count)
+
+
+def test_another_precision_is_another_model(tmp_path):
+    """Whoever asks for it: the spec, or a Fabric to which the spec leaves it."""
+    spec = parse_spec(SPEC)
+    said = parse_spec(SPEC + "\n[training]\nprecision = 'bf16-mixed'\n")
+    fabric = make_fabric(precision="bf16-mixed")
+    plain, by_spec, by_fabric = (
+        Experiment(one, tmp_path, fabric=fabric).model_folder("mixup")
+        for one, fabric in ((spec, None), (said, None), (spec, fabric))
+    )
+    assert plain != by_spec == by_fabric
+    assert spec.in_precision("32-true") == spec
+    assert spec.in_precision("bf16-mixed").recipe("mixup").precision == "bf16-mixed"
+
+
+def test_margins_without_end_are_kept(tmp_path, monkeypatch):
+    """Of a model that returns log(softmax), which is minus infinity where it is very sure."""
+    spec = parse_spec(SPEC.replace("[models.mixup]", "[training]\nepochs = 1\n\n[models.mixup]"))
+    run = Experiment(spec, tmp_path)
+    (row,), (column, *_) = spec.rows, run.columns
+
+    def sure(x, **_):
+        return torch.full((len(x), 10), -torch.inf).index_fill(1, torch.tensor([3]), 0.0)
+
+    monkeypatch.setattr(run, "defense", lambda _: Logits(sure))
+    total = run.cell(row, column)
+    kept = run.store.value("cells", "", run.cell_identity(row, column), lambda: None).value
+    assert kept["margins"] == 20 * [None]
+    assert kept["labels"] == 20 * [3]
+    assert total.correct == int((run.points["test"].labels == 3).sum())
+
+
+class Logits(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.forward = function

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -119,3 +120,17 @@ def test_models_that_carry_their_logits():
     model = Carrying().eval()
     x = torch.rand(4, 1, 5, 5)
     torch.testing.assert_close(make_engine("folded", model, x)(x), model(x).logits)
+
+
+def test_a_compiled_engine_is_one_graph(trained, parts, monkeypatch):
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
+    run = make_engine("compiled", trained, parts["test"].pixels[:40])
+    with torch.no_grad():
+        run(parts["test"].pixels[:40])
+    assert len(graphs) == 1

@@ -97,3 +97,21 @@ def test_upload_is_left_to_the_hub(model, tmp_path, monkeypatch):
     assert [call[0] for call in calls] == ["create", "upload"]
     assert calls[1][1]["repo_id"] == "someone/something"
     assert calls[1][1]["folder_path"] == tmp_path / "m"
+
+
+def test_half_the_space(model, tmp_path):
+    """16 bits on disk, 32 in the model that comes back; what they cannot hold is not written."""
+    save_pretrained(model, tmp_path / "full")
+    save_pretrained(model, tmp_path / "half", half=True)
+    back = from_pretrained(tmp_path / "half")
+    for name, tensor in back.state_dict().items():
+        was = model.state_dict()[name]
+        assert tensor.dtype == was.dtype
+        torch.testing.assert_close(tensor, was, rtol=1e-3, atol=1e-7)
+    sizes = [(tmp_path / kind / "model.safetensors").stat().st_size for kind in ("half", "full")]
+    assert sizes[0] < 0.7 * sizes[1]
+    with torch.no_grad():
+        next(model.parameters())[0] = 1e5
+    with pytest.raises(InputError, match="16 bits cannot hold"):
+        save_pretrained(model, tmp_path / "half", half=True)
+    assert from_pretrained(tmp_path / "half")  # what was there is still there

@@ -127,6 +127,11 @@ def test_a_recipe_may_say_its_precision():
 def test_settings_that_do_not_work_are_refused(monkeypatch):
     with pytest.raises(InputError, match="unknown precision"):
         make_fabric(precision="64-true")
+    with pytest.raises(InputError, match="16-mixed needs a GPU"):
+        make_fabric(precision="16-mixed")
+    with pytest.raises(InputError, match="16-mixed needs a GPU"):
+        train(team.network().float(), team.DATA[0].float(), team.DATA[1],
+              team.replace(team.RECIPE, precision="16-mixed"))  # fmt: skip
     with pytest.raises(InputError, match="unknown strategy"):
         make_fabric(strategy="fsdp")
     with pytest.raises(InputError, match=r"fabric\.launch"):

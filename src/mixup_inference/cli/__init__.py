@@ -68,7 +68,9 @@ DataRoot = Annotated[
 
 Points = Annotated[
     int | None,
-    Parameter(help="So many test points, not as many as the spec says; kept as a run of its own."),
+    Parameter(
+        help="Only the first so many test points. A run of its own: models are trained anew."
+    ),
 ]
 DryRun = Annotated[
     bool,

@@ -24,11 +24,11 @@ models_app = App(
 @models_app.command(name="list", help_epilogue=examples("models list"))
 def list_() -> None:
     """All models that ship, by the names that `--weights` and from_pretrained take."""
-    from mixup_inference.models import read_checkpoint, shipped_models, weights_file  # noqa: PLC0415
+    from mixup_inference.models import WEIGHTS, read_checkpoint, shipped_models  # noqa: PLC0415
 
     rows = []
-    for name in shipped_models():
-        _, header = read_checkpoint(weights_file(name))
+    for name, folder in shipped_models().items():
+        _, header = read_checkpoint(folder / WEIGHTS)
         clean = header["clean_accuracy"]
         rows.append(
             (

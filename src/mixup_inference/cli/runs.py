@@ -87,7 +87,10 @@ def compare(one: RunName, two: RunName, /, *, output: Output = OUTPUT) -> None:
             switch.row,
             switch.column,
             str(switch.point),
-            *(f"{switch.labels[i]} by {switch.margins[i]:.6f}" for i in range(2)),
+            *(
+                f"{label} by {'infinitely much' if margin is None else f'{margin:.6f}'}"
+                for label, margin in zip(switch.labels, switch.margins, strict=True)
+            ),
         ]
         for switch in found.switches
     ]

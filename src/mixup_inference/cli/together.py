@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from torch import distributed
 
-from mixup_inference.errors import InputError
 from mixup_inference.evaluation import Spec
 from mixup_inference.evaluation.places import check_device
 from mixup_inference.training import make_fabric
@@ -39,12 +38,10 @@ def _open(spec: Spec, common: Common, processes: Processes) -> Fabric | None:
         return None
     trained = [spec.recipe(name) for name in spec.models if spec.is_trained(name)]
     precisions = {recipe.precision or "32-true" for recipe in trained}
-    if len(precisions) > 1:
-        raise InputError("several processes train all models in one precision: give --precision.")
     return make_fabric(
         check_device(common.device),
         devices=processes.devices,
         nodes=processes.nodes,
-        precision=next(iter(precisions), None),
+        precision=precisions.pop() if len(precisions) == 1 else None,
         strategy=processes.strategy,
     )

@@ -42,6 +42,7 @@ def _of_model(experiment: Experiment, name: str, *, tradeoffs: bool) -> dict[str
         "model": experiment.model_identity(name),
         "points": experiment.points_hash("test"),
         "seed": experiment.spec.seed,
+        **experiment.pool_identity,
     }
     attacks = {
         "attacks": [experiment.examples_identity(name, mode) for mode in attack.modes],

@@ -59,7 +59,7 @@ def adaptive_work(
     adaptive = spec.adaptive
     if adaptive is None:
         return []
-    points = min(adaptive.points, spec.data.test)
+    points = min(adaptive.points, spec.data.used)
     counted: dict[str, Passes] = {}
     out = []
 

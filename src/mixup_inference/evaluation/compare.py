@@ -6,6 +6,7 @@ classes nearly tie. Whoever repeats a run elsewhere sees here that nothing else 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,14 +21,14 @@ class Switch:
     """A point with another label in each of two runs, and by how much each of them won.
 
     ``point`` counts the test points of the experiment from 0; margins are differences of
-    log-probabilities.
+    log-probabilities, None where they are infinite.
     """
 
     row: str
     column: str
     point: int
     labels: tuple[int, int]
-    margins: tuple[float, float]
+    margins: tuple[float | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Comparison:
     @property
     def widest(self) -> float:
         """The widest margin that was switched in spite of it, of the two of each point."""
-        return max((max(switch.margins) for switch in self.switches), default=0.0)
+        margins = [margin for switch in self.switches for margin in switch.margins]
+        return max((math.inf if margin is None else margin for margin in margins), default=0.0)
 
 
 def compare_runs(one: Run, two: Run) -> Comparison:

@@ -7,6 +7,7 @@ changed, and an interrupted run goes on where it stopped.
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -50,7 +51,7 @@ from mixup_inference.pool import Pool
 from mixup_inference.progress import SILENT, Progress
 from mixup_inference.ranks import Ranks
 from mixup_inference.timing import Stage, timed
-from mixup_inference.training import LAST, Epoch, one_process, train
+from mixup_inference.training import LAST, Epoch, Recipe, in_precision_of, one_process, train
 from mixup_inference.version import __version__
 
 if TYPE_CHECKING:
@@ -122,7 +123,9 @@ class Experiment:
                 MixupInferenceWarning,
                 stacklevel=2,
             )
-        return experiment_points(dataset, sizes, seed=self.spec.seed)
+        points = experiment_points(dataset, sizes, seed=self.spec.seed)
+        points["test"] = points["test"].take(torch.arange(data.used))
+        return points
 
     @cached_property
     def _train_hash(self) -> str:
@@ -145,6 +148,13 @@ class Experiment:
                 raise InputError(f"{self.spec.data.name} has no test part to take the pool from.")
             images = self._dataset.test
         return Pool(images.images, images.labels, classes=images.classes)
+
+    @cached_property
+    def pool_identity(self) -> dict[str, str]:
+        """What is drawn from, if it is not what models are trained on."""
+        if self.spec.data.pool == "train":
+            return {}
+        return {"pool": hash_tensors(self.pool.images, self.pool.labels)}
 
     def check(self) -> None:
         """Try every row's defence on one image, with a model that knows nothing if need be.
@@ -175,14 +185,16 @@ class Experiment:
             "network": network_identity(self.spec.network_of(name)),
             "data": self._train_hash,  # trained on it or not, its defences draw from it
         }
-        if self.spec.data.pool == "test":
-            identity["pool"] = hash_tensors(self.pool.images, self.pool.labels)
         if not self.spec.is_trained(name):
             return identity | {"answers": self._answers(name)}
         network = self.spec.network_of(name)
         if network is not None and network.is_foreign:  # its code may change under its name
             identity["answers"] = self._answers(name)
-        return identity | {"recipe": asdict(self.spec.recipe(name))}
+        return identity | {"recipe": asdict(self.recipe(name))}
+
+    def recipe(self, name: str) -> Recipe:
+        """How a model is trained here."""
+        return in_precision_of(self.fabric, self.spec.recipe(name))
 
     def _answers(self, name: str) -> str:
         """A hash of what the user's model answers to a few images, before any training here.
@@ -229,7 +241,7 @@ class Experiment:
 
     @timed(Stage.TRAINING)
     def _train(self, name: str) -> tuple[nn.Module, bool]:
-        recipe, folder = self.spec.recipe(name), self.model_folder(name)
+        recipe, folder = self.recipe(name), self.model_folder(name)
         points, model, fabric = self.points["train"], self._untrained(name), self.fabric
         done = self._epochs_done(name, model)
         done = self.ranks.first(lambda: done)  # what the first process found counts for all
@@ -261,7 +273,7 @@ class Experiment:
             model,
             folder,
             data=self.spec.data.name,
-            recipe=self.spec.recipe(name),
+            recipe=self.recipe(name),
             clean_accuracy=evaluate(model, test.images, test.labels),
             seed=self.spec.seed_of(name),
         )
@@ -388,7 +400,10 @@ class Experiment:
             return {
                 "accuracy": asdict(found.accuracy),
                 "labels": found.labels.tolist(),
-                "margins": [round(margin, 6) for margin in found.margins.tolist()],
+                "margins": [
+                    round(margin, 6) if math.isfinite(margin) else None
+                    for margin in found.margins.tolist()
+                ],
             }
 
         identity = self.cell_identity(row, column)
@@ -411,6 +426,7 @@ class Experiment:
             "seed": self.spec.seed,
             "batch_size": self.batch_size,
             "keeps": ("accuracy", "labels", "margins"),
+            **self.pool_identity,
         }
 
     def cell_part(self, row: RowSpec, column: Column) -> str:

@@ -75,13 +75,13 @@ def plan(spec: Spec, shape: Shape) -> list[Work]:
         for mode in spec.attack.modes if spec.attack else ():
             assert spec.attack is not None
             steps, look = max(spec.attack.steps), spec.attack.labels == "predicted"
-            back = spec.data.test * steps
+            back = spec.data.used * steps
             title = f"{name}: {mode} PGD-{steps}"
-            work.append(Work("attack", title, name, back + spec.data.test * look, back))
+            work.append(Work("attack", title, name, back + spec.data.used * look, back))
     columns = 1 + (len(spec.attack.modes) * len(spec.attack.steps) if spec.attack else 0)
     for row in spec.rows:
         passes_of_row = defense_passes(row, spec.draws, shape)
-        forward = passes_of_row * spec.data.test * columns
+        forward = passes_of_row * spec.data.used * columns
         work.append(Work("measure", row.title, row.model, forward))
     work += [part for name in spec.figure_models for part in _figures(spec, shape, name)]
     return work + _adaptive(spec, shape)
@@ -108,9 +108,9 @@ def _figures(spec: Spec, shape: Shape, name: str) -> list[Work]:
     assert figures is not None
     assert attack is not None
     modes, kinds = len(attack.modes), 2 * len(figures.lams)
-    points = min(figures.points, data.test)
+    points = min(figures.points, data.used)
     theory = modes * (2 * points + kinds * points * (2 + 1 + 4 * spec.draws))
-    sets = data.test * (1 + modes) + data.calibration
+    sets = data.used * (1 + modes) + data.calibration
     work = [
         Work("figures", f"{name}: linearity", name, figures.pairs * (2 + 9)),
         Work("figures", f"{name}: theory", name, theory),

@@ -41,7 +41,8 @@ class DataSpec(Table):
     """Which data set, and how many points for what; the rest is for training and the pool.
 
     ``pool``: "test" has defences draw from the whole test set, as the paper's published code does;
-    the test points are among it, and their labels leak into the defence.
+    the test points are among it, and their labels leak into the defence. ``first``: only so many of
+    the test points are used.
     """
 
     name: str
@@ -51,6 +52,12 @@ class DataSpec(Table):
     size: Count | None = None
     channels: Literal[1, 3] | None = None
     pool: Literal["train", "test"] = "train"
+    first: Count | None = None
+
+    @property
+    def used(self) -> int:
+        """How many test points are used."""
+        return self.test if self.first is None else min(self.first, self.test)
 
     @model_validator(mode="after")
     def _known_name(self) -> DataSpec:
@@ -275,7 +282,7 @@ class Spec(Table):
         for name in self.figures.models if self.figures else ():
             if name not in self.models:
                 raise unknown_name("model in figures:", name, self.models)
-        if self.figures is not None and (self.attack is None or self.data.test < 2):
+        if self.figures is not None and (self.attack is None or self.data.used < 2):
             raise InputError("'figures' needs an attack and at least two test points.")
         if self.adaptive is not None:
             self._check_adaptive(self.adaptive)
@@ -358,15 +365,13 @@ class Spec(Table):
         return self.seed if own is None else own
 
     def on_points(self, count: int) -> Spec:
-        """The same experiment on so many test points; where that is fewer, on the first of them."""
-        check_int(count, what="the number of points", least=1)
+        """The same experiment on the first so many of its test points."""
+        if check_int(count, what="the number of points", least=1) > self.data.test:
+            raise InputError(f"{self.name} has {self.data.test} test points, not {count}.")
         document = self.model_dump(exclude_none=True)
         document |= {"name": f"{self.name}-{count}", "title": f"{self.title}, {count} points"}
-        document["data"]["test"] = count
-        for part in ("figures", "adaptive"):
-            if part in document:
-                document[part]["points"] = min(count, document[part]["points"])
-        return Spec.model_validate(document)
+        document["data"]["first"] = count
+        return check_spec(document, allow_code=True)
 
     def in_precision(self, precision: str) -> Spec:
         """The same experiment with all its models trained in this precision."""

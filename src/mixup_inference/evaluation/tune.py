@@ -65,6 +65,7 @@ def trials_of(
         "draws": spec.draws,
         "seed": spec.seed,
         "batch_size": experiment.batch_size,
+        **experiment.pool_identity,
     }
 
     def compute() -> dict[str, Any]:

@@ -63,7 +63,7 @@ def save_checkpoint(
     With ``half`` the weights take 16 bits each. They are read back into a model of 32 bits.
     """
     tensors = {
-        _WEIGHTS + name: tensor.half() if half and tensor.is_floating_point() else tensor
+        _WEIGHTS + name: _halved(tensor) if half and tensor.is_floating_point() else tensor
         for name, tensor in model.state_dict().items()
     }
     about = {
@@ -73,6 +73,13 @@ def save_checkpoint(
         **header,
     }
     write_tensors(Path(path), tensors | (extra or {}), about)
+
+
+def _halved(tensor: Tensor) -> Tensor:
+    half = tensor.half()
+    if not bool(half.isfinite().all()):
+        raise InputError("the model has weights that 16 bits cannot hold; write it without half.")
+    return half
 
 
 def config_of(model: nn.Module) -> dict[str, Any] | None:

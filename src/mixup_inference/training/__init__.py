@@ -1,7 +1,7 @@
 """Training: ERM, mixup, adversarial training, interpolated adversarial training."""
 
 from mixup_inference.training.loop import train
-from mixup_inference.training.processes import make_fabric, one_process
+from mixup_inference.training.processes import in_precision_of, make_fabric, one_process
 from mixup_inference.training.recipe import OBJECTIVES, Recipe, learning_rate
 from mixup_inference.training.state import BEST, LAST, Epoch
 
@@ -11,6 +11,7 @@ __all__ = [
     "OBJECTIVES",
     "Epoch",
     "Recipe",
+    "in_precision_of",
     "learning_rate",
     "make_fabric",
     "one_process",

@@ -28,6 +28,7 @@ from mixup_inference.training.processes import (
     check_agreement,
     check_fabric,
     gather_rows,
+    in_precision_of,
     one_process,
     own_rows,
     settle,
@@ -82,6 +83,7 @@ def train(
         check_stored_images(validation[0], what="validation images")
         check_labels(validation[1], count=len(validation[0]), what="validation labels")
     fabric = fabric or one_process(recipe)
+    recipe = in_precision_of(fabric, recipe)
     model = model.to(fabric.device)
     few = as_pixels(images[:8].to(fabric.device), dtype_of(model))
     classes = _count_classes(model, few[:2])
@@ -244,7 +246,8 @@ def _examples(job: _Job, victim: nn.Module, index: Tensor, epoch: int) -> Exampl
         epoch,
         shared if fabric.world_size > 1 else None,
     )
-    with fabric.autocast():
+    # Not in float16, in which the gradients of what the model is sure of vanish.
+    with fabric.autocast() if recipe.precision == "bf16-mixed" else nullcontext():
         return OBJECTIVES[recipe.objective](victim, batch, recipe, job.classes)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, distributed
@@ -16,7 +17,7 @@ from torch import Tensor, distributed
 from mixup_inference.checks import check_int
 from mixup_inference.classifier import unwrap
 from mixup_inference.errors import InputError, unknown_name
-from mixup_inference.training.recipe import PRECISIONS, Recipe
+from mixup_inference.training.recipe import PRECISIONS, Precision, Recipe
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -42,12 +43,12 @@ def make_fabric(
         devices: processes on each machine; as many as ``torchrun`` started, or 1.
         nodes: machines; as many as ``torchrun`` runs on, or 1.
         precision: "32-true", the default, computes in the precision of the weights; "bf16-mixed"
-            and "16-mixed" compute in 16 bits where that is safe, also under the inner attack.
+            and "16-mixed" (on a GPU) compute in 16 bits where that is safe, the inner attack in
+            bf16-mixed only.
         strategy: "ddp", which "auto" takes for several processes;
             "ddp_find_unused_parameters_true" if parts of the network may go unused.
     """
-    precision = precision or "32-true"
-    if precision not in PRECISIONS:
+    if precision not in (None, *PRECISIONS):
         raise unknown_name("precision", precision, PRECISIONS)
     if strategy not in STRATEGIES:
         raise unknown_name("strategy", strategy, STRATEGIES)
@@ -56,33 +57,41 @@ def make_fabric(
         _agreed(name, asked, started)
         for name, asked, started in zip(("devices", "nodes"), (devices, nodes), there, strict=True)
     )
-    fabric = _quiet_fabric(
-        accelerator=device,
-        devices=devices,
-        num_nodes=nodes,
-        precision=precision,
-        strategy=strategy,
-    )
-    fabric.launch()
-    return fabric
+    return _launched(device, precision, devices=devices, num_nodes=nodes, strategy=strategy)
 
 
 def one_process(recipe: Recipe, device: str = "cpu") -> Fabric:
     """A ``Fabric`` that trains a recipe in this process alone."""
-    return _quiet_fabric(accelerator=device, devices=1, precision=recipe.precision or "32-true")
+    return _launched(device, recipe.precision, devices=1, strategy="auto")
 
 
-def _quiet_fabric(**settings: Any) -> Fabric:
+def _launched(device: str, precision: str | None, **settings: Any) -> Fabric:
     """A ``Fabric`` that does not announce what it was asked for."""
     import lightning_fabric  # noqa: PLC0415 (takes seconds to import)
 
+    if precision == "16-mixed" and device == "cpu":
+        raise InputError("16-mixed needs a GPU; a CPU computes in bf16-mixed.")
     logger = logging.getLogger(lightning_fabric.__name__)
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:
-        return lightning_fabric.Fabric(**settings)
+        fabric = lightning_fabric.Fabric(
+            accelerator=device,
+            precision=precision or "32-true",  # type: ignore[arg-type]
+            **settings,
+        )
+        fabric.launch()
     finally:
         logger.setLevel(level)
+    return fabric
+
+
+def in_precision_of(fabric: Fabric | None, recipe: Recipe) -> Recipe:
+    """The recipe with the Fabric's precision, if it leaves that to the Fabric."""
+    precision = "32-true" if fabric is None else fabric.strategy.precision.precision
+    if recipe.precision is not None or precision not in PRECISIONS[1:]:
+        return recipe
+    return replace(recipe, precision=cast("Precision", precision))
 
 
 def _torchrun() -> tuple[int, int] | tuple[None, None]:
@@ -113,7 +122,10 @@ def check_fabric(fabric: Fabric, recipe: Recipe, smallest_batch: int) -> None:
         )
     precision = fabric.strategy.precision.precision
     if recipe.precision not in (None, precision):
-        raise InputError(f"the recipe asks for {recipe.precision}, but the Fabric has {precision}.")
+        raise InputError(
+            f"the recipe asks for {recipe.precision}, but the Fabric has {precision}. Several "
+            "processes train in one precision: give it as --precision, or train alone."
+        )
     if fabric.world_size > 1 and not distributed.is_initialized():
         raise InputError("several processes are asked for: call fabric.launch() before training.")
     if fabric.world_size > smallest_batch:

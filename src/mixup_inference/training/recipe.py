@@ -41,7 +41,7 @@ class Recipe:
         crop_padding: random shifts by up to this many pixels.
         max_steps: at most this many steps an epoch, for a quick trial; None takes all the data.
         precision: "32-true" computes in the precision of the weights; "bf16-mixed" and "16-mixed"
-            compute in 16 bits where that is safe. None leaves it to the ``Fabric`` that trains.
+            (on a GPU) compute in 16 bits where that is safe. None leaves it to the ``Fabric``.
         seed: of everything random in the training.
     """
 
