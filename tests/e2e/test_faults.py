@@ -212,7 +212,13 @@ def test_every_kind_of_file_damaged_by_hand(whole, tmp_path):
     shutil.copytree(whole / "out", output)
     folder, chance, hit = output / "tiny", random.Random(0), []  # noqa: S311
     for kind in ("models/*", "attacks", "cells", "analysis", "tuning", "adaptive", "figures", "."):
-        paths = sorted(p for p in folder.glob(f"{kind}/*") if p.is_file() and p.name[0] != ".")
+        paths = sorted(
+            p
+            for p in folder.glob(f"{kind}/*")
+            if p.is_file()
+            and p.name[0] != "."
+            and p.name != "SHA256SUMS"  # without which see below
+        )
         for path in chance.sample(paths, min(2, len(paths))):
             content = bytearray(path.read_bytes())
             if len(hit) % 2:
@@ -232,6 +238,24 @@ def test_every_kind_of_file_damaged_by_hand(whole, tmp_path):
         elif path.parent.name not in ("figures", "tiny"):  # those are always written anew
             assert path.name in done.stdout
     assert contents(folder) == contents(whole / "out" / "tiny")
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda text: text[:1000], lambda text: text.replace("a", "b", 1)]
+)
+def test_a_damaged_list_of_checksums(whole, tmp_path, damage):
+    """It is named, and what it lists is not taken for checked; the next run writes it again."""
+    shutil.copytree(whole / "out", tmp_path / "out")
+    path = tmp_path / "out" / "tiny" / "SHA256SUMS"
+    checked = ["sha256sum", "--check", "--strict", "--quiet", path.name]
+    if shutil.which("sha256sum"):
+        assert subprocess.run(checked, cwd=path.parent, check=False).returncode == 0
+    path.write_text(damage(path.read_text()))
+    bad = call("runs", "verify", "tiny", "-o", tmp_path / "out")
+    assert bad.returncode == 1
+    assert "SHA256SUMS is not as it was written" in bad.stdout
+    assert call("run", whole / "tiny.toml", "-o", tmp_path / "out").returncode == 0
+    assert call("runs", "verify", "tiny", "-o", tmp_path / "out").returncode == 0
 
 
 def test_no_room_on_the_disk(whole, tmp_path):

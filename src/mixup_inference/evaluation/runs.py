@@ -11,7 +11,7 @@ from typing import Any
 from mixup_inference.errors import InputError
 from mixup_inference.evaluation.artefacts import Artefact, artefacts_in, leftovers
 from mixup_inference.evaluation.results import versions
-from mixup_inference.evaluation.sums import SUMS, read_sums, sha256_of
+from mixup_inference.evaluation.sums import SUMS, are_whole, read_sums, sha256_of
 from mixup_inference.files import read_sealed
 
 RESULTS = "results.json"
@@ -94,6 +94,10 @@ class Run:
             elif expected is not None and artefact.checksum() != expected:
                 words = f"{artefact.path} is not the one that {RESULTS} was made from."
                 yield Problem(artefact.path, words)
+        if not are_whole(self.folder):
+            path = self.folder / SUMS
+            yield Problem(path, f"{path} is not as it was written; what it lists is not checked.")
+            return
         for name, digest in read_sums(self.folder).items():
             path = self.folder / name
             if not path.is_file():
