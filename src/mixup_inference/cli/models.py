@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
 from mixup_inference.cli.examples import examples
+from mixup_inference.cli.lines import say, say_columns
 from mixup_inference.errors import InputError, unknown_name
-from mixup_inference.text import plain_lines
 
 #: What a model's card is called in its folder.
 CARD = "README.md"
@@ -37,9 +36,7 @@ def list_() -> None:
                 f"{clean['correct'] / clean['total']:.1%} of {clean['total']:,} test images",
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(2)] if rows else [0, 0]
-    for name, what, clean in rows:
-        _say(f"{name:<{widths[0]}}  {what:<{widths[1]}}  {clean}")
+    say_columns(rows)
 
 
 @models_app.command(help_epilogue=examples("models show cifar10-mixup"))
@@ -51,10 +48,6 @@ def show(name: Annotated[str, Parameter(help="Name of a model that ships.")], /)
     if name not in shipped:
         raise unknown_name("model", name, shipped)
     try:
-        _say((shipped[name] / CARD).read_text(encoding="utf-8").rstrip())
+        say((shipped[name] / CARD).read_text(encoding="utf-8").rstrip())
     except OSError as error:
         raise InputError(f"the card of {name} cannot be read: {error}.") from None
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{plain_lines(text)}\n")

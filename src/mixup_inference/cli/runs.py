@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from mixup_inference.cli.examples import examples
+from mixup_inference.cli.lines import say, say_columns
 from mixup_inference.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,9 +43,10 @@ def list_(*, output: Output = OUTPUT) -> None:
     rows = [
         [run.folder.name, _state(run), _finished(run), _size(run.size), _title(run)] for run in runs
     ]
-    _table(["name", "state", "finished", "size", "title"], rows)
-    if not runs:
-        _say(f"No runs in {output}.")
+    if rows:
+        say_columns([["name", "state", "finished", "size", "title"], *rows])
+    else:
+        say(f"No runs in {output}.")
 
 
 @runs_app.command(help_epilogue=examples("runs show digits", "runs show results/digits"))
@@ -53,14 +55,14 @@ def show(run: RunName, /, *, output: Output = OUTPUT) -> None:
     from mixup_inference.evaluation.runs import find_run  # noqa: PLC0415
 
     found = find_run(run, output)
-    _say(f"{found.folder}: {_title(found)}")
-    _say(f"{_state(found)}, {_size(found.size)}")
+    say(f"{found.folder}: {_title(found)}")
+    say(f"{_state(found)}, {_size(found.size)}")
     if found.results is not None:
         made = ", ".join(f"{name} {v}" for name, v in found.results["versions"].items())
-        _say(f"finished {_finished(found)} on {found.results['device']} with {made}")
+        say(f"finished {_finished(found)} on {found.results['device']} with {made}")
         for name, value in found.results["spec"].items():
-            _say(f"  {name} = {json.dumps(value, ensure_ascii=False)}")
-    _say("")
+            say(f"  {name} = {json.dumps(value, ensure_ascii=False)}")
+    say("")
     used = {True: "used", False: "not used", None: "not known"}
     rows = []
     for artefact in found.artefacts:
@@ -68,7 +70,8 @@ def show(run: RunName, /, *, output: Output = OUTPUT) -> None:
         when = datetime.fromtimestamp(about.st_mtime).strftime("%Y-%m-%d %H:%M")
         name = found.name_of(artefact.path)
         rows.append([name, _size(about.st_size), when, used[found.is_used(artefact)]])
-    _table(["part", "size", "written", "by results.json"], rows)
+    if rows:
+        say_columns([["part", "size", "written", "by results.json"], *rows])
 
 
 @runs_app.command(help_epilogue=examples("runs compare digits elsewhere/digits"))
@@ -94,11 +97,11 @@ def compare(one: RunName, two: RunName, /, *, output: Output = OUTPUT) -> None:
         ]
         for switch in found.switches
     ]
-    _table(["row", "column", "point", f"label in {one}", f"in {two}"], rows)
+    say_columns([["row", "column", "point", f"label in {one}", f"in {two}"], *rows])
     count = len(found.switches)
     ending = f", with margins up to {found.widest:.6f}" if count else ""
     verb = "differs" if count < 2 else "differ"
-    _say(f"{count or 'None'} of {found.compared} labels {verb}{ending}.")
+    say(f"{count or 'None'} of {found.compared} labels {verb}{ending}.")
 
 
 @runs_app.command(help_epilogue=examples("runs verify", "runs verify digits", "runs verify -o out"))
@@ -115,11 +118,11 @@ def verify(*runs: RunName, output: Output = OUTPUT) -> None:
     for run in found:
         problems = list(run.problems())
         bad += len(problems)
-        _say(f"{run.folder}: {len(run.artefacts)} parts, {len(problems) or 'no'} problems")
+        say(f"{run.folder}: {len(run.artefacts)} parts, {len(problems) or 'no'} problems")
         for problem in problems:
-            _say(f"  {problem.words}")
+            say(f"  {problem.words}")
     if not found:
-        _say(f"No runs in {output}.")
+        say(f"No runs in {output}.")
     if bad:
         sys.exit(1)
 
@@ -151,15 +154,15 @@ def _clean(run: Run, *, yes: bool) -> None:
     for rubbish in run.rubbish():
         size = rubbish.path.lstat().st_size
         total, count = total + size, count + 1
-        _say(f"  {rubbish.path}  {_size(size)}  {rubbish.words}")
+        say(f"  {rubbish.path}  {_size(size)}  {rubbish.words}")
         if yes:
             rubbish.path.unlink(missing_ok=True)
             if not any(rubbish.path.parent.iterdir()):
                 rubbish.path.parent.rmdir()
     if yes or not count:
-        _say(f"{run.folder}: deleted {count} files, {_size(total)}.")
+        say(f"{run.folder}: deleted {count} files, {_size(total)}.")
     else:
-        _say(f"{run.folder}: {count} files, {_size(total)}, would be deleted; --yes does it.")
+        say(f"{run.folder}: {count} files, {_size(total)}, would be deleted; --yes does it.")
 
 
 def _state(run: Run) -> str:
@@ -200,17 +203,3 @@ def _size(count: float) -> str:
         count /= 1000
         del units[0]
     return f"{count:.0f} B" if units[0] == "B" else f"{count:.1f} {units[0]}"
-
-
-def _table(heads: list[str], rows: list[list[str]]) -> None:
-    """Columns as wide as they need to be, however narrow the terminal."""
-    if not rows:
-        return
-    widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
-    for row in [heads, *rows]:
-        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
-        _say("  ".join(cells).rstrip())
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")

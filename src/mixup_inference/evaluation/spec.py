@@ -31,6 +31,7 @@ from mixup_inference.files import is_file, parse_toml, read_text
 from mixup_inference.models import MODELS
 from mixup_inference.pool import Pool
 from mixup_inference.training import Recipe
+from mixup_inference.training.recipe import Precision
 
 #: Bytes; no spec is larger.
 LARGEST = 1_000_000
@@ -114,7 +115,7 @@ class TrainingSpec(Table):
     flip: bool | None = None
     crop_padding: int | None = None
     max_steps: int | None = None
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] | None = None
+    precision: Precision | None = None
 
     @model_validator(mode="after")
     def _valid(self) -> TrainingSpec:
