@@ -25,7 +25,7 @@ def ship(run: Path) -> None:
         name = f"{card['data']}-{folder.name.rpartition('-')[0]}"
         about = {
             "data": card["data"],
-            "recipe": Recipe(**{k: _tuple(v) for k, v in card["recipe"].items()}),
+            "recipe": Recipe.of_header(card["recipe"]),
             "seed": card["seed"],
             # Epochs during which the machine did other things took longer.
             "training_seconds": round(len(history) * median(e["seconds"] for e in history)),
@@ -37,10 +37,6 @@ def ship(run: Path) -> None:
         save_pretrained(model, SHIPPED / name, **about, clean_accuracy=half)
         size = (SHIPPED / name / "model.safetensors").stat().st_size
         print(f"{name}: {full} in 32 bits, {half} in 16 bits, {size / 1e6:.1f} MB")
-
-
-def _tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
 
 
 if __name__ == "__main__":

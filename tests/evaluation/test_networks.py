@@ -8,11 +8,12 @@ import warnings
 import pytest
 import torch
 
-from mixup_inference import InputError, create_model, save_pretrained
+from mixup_inference import InputError, create_model, save_checkpoint, save_pretrained
 from mixup_inference.datasets import load_dataset
 from mixup_inference.evaluation import Experiment, parse_spec
 from mixup_inference.evaluation.networks import bring_model
 from mixup_inference.evaluation.spec import NetworkSpec
+from mixup_inference.training import Recipe
 
 FACTORY = """
 import torch
@@ -104,6 +105,25 @@ def test_a_checkpoint_of_ours_brings_its_normalisation(tmp_path):
     for wrong in (NetworkSpec(name="small_cnn", mean=0.3), NetworkSpec(name="resnet20")):
         with pytest.raises(InputError, match="says that its"):
             bring_model(wrong, str(tmp_path / "m"), digits)
+
+
+def test_a_model_tells_how_it_was_trained_if_it_knows(tmp_path):
+    here = experiment(
+        tmp_path, 'network = {name = "small_cnn", width = 4}\nobjective = "erm"\nepochs = 3'
+    ).training("mine")
+    assert (here["network"], here["epochs"]) == ({"name": "small_cnn", "width": 4}, 3)
+    model = create_model("small_cnn", 10, channels=1, width=4)
+    save_pretrained(model, tmp_path / "m", recipe=Recipe(objective="erm", epochs=3))
+    there = experiment(tmp_path, f'weights = "{tmp_path / "m"}"').training("mine")
+    assert there["network"] == here["network"]
+    assert {k: there[k] for k in there if here[k] != there[k]} == {}
+    save_pretrained(model, tmp_path / "n")
+    assert experiment(tmp_path, f'weights = "{tmp_path / "n"}"').training("mine") is None
+    for rubbish in ({"epochs": "<b>"}, {"milestones": "many"}, {"depth": 3}, [1], "mixup", None):
+        header = tmp_path / "n" / "model.safetensors"
+        save_checkpoint(header, model, recipe=rubbish)
+        bare = experiment(tmp_path, f'weights = "{header}"')
+        assert bare.training("mine") is None
 
 
 def test_changed_code_makes_another_model(here):

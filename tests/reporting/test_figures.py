@@ -162,3 +162,37 @@ def test_inlined_figures_share_no_identifiers(drawings):
         used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
         assert used <= set(own)
         assert root.get("aria-label") == chart.title
+
+
+def of_lengths(results, **epochs):
+    """The same results with a model a length of training, each bare and defended."""
+    rows = [
+        row | {"model": model, "defense": defense, "settings": settings}
+        for model in epochs
+        for row, defense, settings in zip(
+            results["rows"], ("none", "mi-ol"), ({}, {"lam": 0.5}), strict=True
+        )
+    ]
+    trainings = {m: {"objective": "mixup", "lr": 0.1, "epochs": n} for m, n in epochs.items()}
+    return results | {"rows": rows, "trainings": trainings}
+
+
+def test_trainings_of_several_lengths_are_drawn_against_their_epochs(results):
+    found = of_lengths(results, long=40, short=5)
+    chart = named(found)["training-length"]
+    assert len(chart.rows) == 2 * 2 * 3  # lengths, defences, columns
+    assert {(row["model"], row["epochs"]) for row in chart.rows} == {("short", 5), ("long", 40)}
+    assert {row["defense"] for row in chart.rows} == {"no defence", "mi-ol lam 0.5"}
+    assert [row["epochs"] for row in chart.rows[:4]] == [5, 5, 40, 40]
+    assert chart.rows[1]["value"] == found["rows"][1]["cells"]["clean"]["accuracy"]
+    said = texts(draw(chart, png=False).svg)
+    assert {"5", "40", "epochs", "mi-ollam0.5"} <= set(said)
+
+
+def test_trainings_that_differ_in_more_than_their_length_are_not(results):
+    found = of_lengths(results, long=40, short=5)
+    found["trainings"]["long"]["lr"] = 0.2
+    assert "training-length" not in named(found)
+    found["trainings"]["long"] = None  # a stranger's weights
+    assert "training-length" not in named(found)
+    assert "training-length" not in named(of_lengths(results, one=5, two=5))

@@ -185,3 +185,27 @@ def test_without_attack_there_is_little_to_say():
     assert text[0] == "Tested on 500 test points of digits, without any attack."
     assert "on clean images -2.0 points" in text[1]
     assert claims(document) == []
+
+
+def test_a_model_with_weights_is_judged_by_the_training_that_it_tells_of():
+    found = results(BARE, HELPS)
+    found["spec"]["models"]["mixup"] = {"weights": "somewhere"}
+    assert claims(found) == []
+    found["trainings"] = {"mixup": None}  # a stranger's weights
+    assert claims(found) == []
+    found["trainings"] = {"mixup": {"objective": "mixup"}}
+    assert verdict(found, "MI-OL makes a mixup-trained") == "holds"
+
+
+def test_each_mi_ol_row_is_compared_with_the_baselines_of_its_own_group():
+    tuned = [
+        row("mixup", "mi-ol", 470, 300, 400) | {"title": "tuned MI-OL", "group": "tuned"},
+        row("mixup", "gaussian", 470, 310, 450) | {"title": "tuned noise", "group": "tuned"},
+    ]
+    noise = row("mixup", "gaussian", 470, 90, 100)
+    found = results(BARE, HELPS, noise, *tuned)
+    start = "On a mixup-trained model, MI-OL is better"
+    first, second = (c for c in claims(found) if c.claim.startswith(start))
+    assert ("mixup + mi-ol" in first.claim, first.verdict) == (True, "holds")
+    assert ("tuned MI-OL" in second.claim, second.verdict) == (True, "does not hold")
+    assert "tuned noise" not in first.evidence

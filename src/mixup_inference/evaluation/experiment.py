@@ -196,6 +196,21 @@ class Experiment:
         """How a model is trained here."""
         return in_precision_of(self.fabric, self.spec.recipe(name))
 
+    def training(self, name: str) -> dict[str, Any] | None:
+        """How a model was trained, here or, if its checkpoint says so, elsewhere."""
+        network = self.spec.network_of(name)
+        if self.spec.is_trained(name):
+            assert network is not None
+            said = network.model_dump(exclude_none=True, exclude={"classes"})
+            return {"network": said, **asdict(self.recipe(name))}
+        card: Any = getattr(self.model(name), "card", None)
+        try:
+            recipe, said = Recipe.of_header(card["recipe"]), dict(card["architecture"])
+        except (InputError, KeyError, TypeError, ValueError, AttributeError):
+            return None
+        of_data = ("num_classes", "channels", "size")
+        return {"network": {k: said[k] for k in said if k not in of_data}, **asdict(recipe)}
+
     def _answers(self, name: str) -> str:
         """A hash of what the user's model answers to a few images, before any training here.
 

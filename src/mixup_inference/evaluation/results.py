@@ -57,6 +57,7 @@ def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
             }
             for name, epochs in trained.items()
         },
+        "trainings": {name: experiment.training(name) for name in spec.needed_models},
         "figures": analyses(experiment),
         "adaptive": adaptive(experiment),
         "artefacts": experiment.store.artefacts(),

@@ -135,7 +135,8 @@ def best(results: dict[str, Any]) -> dict[str, set[int]]:
 def claims(results: dict[str, Any]) -> list[Claim]:
     """The paper's claims that this run has something to say about.
 
-    They are about objectives: a model that was brought along has none and is not judged.
+    They are about objectives: a model that was brought along and does not say how it was trained
+    is not judged.
     """
     made = [*_claims_of_table(results), *_claims_of_figures(results)]
     return [claim for claim in made if claim is not None]
@@ -143,6 +144,8 @@ def claims(results: dict[str, Any]) -> list[Claim]:
 
 def _objective(results: dict[str, Any], model: str) -> str | None:
     """What a model of the run was trained with."""
+    if training := (results.get("trainings") or {}).get(model):
+        return str(training["objective"])
     spec = results["spec"]
     entry = spec.get("models", {}).get(model, {})
     if "weights" in entry:
@@ -156,31 +159,33 @@ TRAINED = {"mixup": "a mixup-trained model", "iat": "interpolated AT"}
 
 def _claims_of_table(results: dict[str, Any]) -> Iterable[Claim | None]:
     for objective, title in TRAINED.items():
-        yield _compare(
-            results,
-            f"MI-OL makes {title} more robust to oblivious attacks.",
-            objective,
-            ("none",),
-        )
-        yield _compare(
-            results,
-            f"On {title}, MI-OL is better than the other defences at inference time.",
-            objective,
-            BASELINES,
-        )
+        defended = _trained_rows(results, objective, "mi-ol")
+        for row in defended:
+            bare = _trained_rows(results, objective, "none", model=row["model"])
+            which = f" ({row['title']})" if len(defended) > 1 else ""
+            yield _compare(
+                results, f"MI-OL makes {title} more robust to oblivious attacks{which}.", row, bare
+            )
+            yield _compare(
+                results,
+                f"On {title}, MI-OL is better than the other defences at inference time{which}.",
+                row,
+                [
+                    rival
+                    for kind in BASELINES
+                    for rival in _trained_rows(results, objective, kind, model=row["model"])
+                    if rival["group"] == row["group"]
+                ],
+            )
     for plain, with_mixup in (("erm", "mixup"), ("at", "iat")):
         yield _ablation(results, plain, with_mixup)
     yield _combined(results)
 
 
-def _compare(
-    results: dict[str, Any], claim: str, objective: str, rivals: tuple[str, ...]
-) -> Claim | None:
-    """Whether MI-OL beats all of the rivals that are there under the hardest attacks."""
-    row = _trained_row(results, objective, "mi-ol")
-    others = [r for kind in rivals if (r := _trained_row(results, objective, kind))]
+def _compare(results: dict[str, Any], claim: str, row: Row, others: list[Row]) -> Claim | None:
+    """Whether MI-OL beats all of its rivals under the hardest attacks."""
     columns = _hardest(results)
-    if row is None or not others or not columns:
+    if not others or not columns:
         return None
     gains, told = [], []
     for column in columns:
@@ -356,8 +361,20 @@ def _row(results: dict[str, Any], model: str, defense: str) -> Row | None:
 
 def _trained_row(results: dict[str, Any], objective: str, defense: str) -> Row | None:
     """The first row of a defence on a model that was trained with an objective."""
-    rows = (r for r in results["rows"] if r["defense"] == defense)
-    return next((r for r in rows if _objective(results, r["model"]) == objective), None)
+    return next(iter(_trained_rows(results, objective, defense)), None)
+
+
+def _trained_rows(
+    results: dict[str, Any], objective: str, defense: str, *, model: str | None = None
+) -> list[Row]:
+    """The rows of a defence on models, or one, that were trained with an objective."""
+    return [
+        row
+        for row in results["rows"]
+        if row["defense"] == defense
+        and _objective(results, row["model"]) == objective
+        and model in (None, row["model"])
+    ]
 
 
 def _hardest(results: dict[str, Any]) -> list[str]:

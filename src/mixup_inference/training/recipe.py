@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from mixup_inference.checks import check_int, check_number
 from mixup_inference.errors import InputError, unknown_name
@@ -99,6 +100,15 @@ class Recipe:
         """
         steps = math.ceil(count / self.batch_size)
         return steps if self.max_steps is None else min(steps, self.max_steps)
+
+    @classmethod
+    def of_header(cls, entries: Mapping[str, Any]) -> Recipe:
+        """The recipe that the header of a checkpoint has, where JSON made lists of tuples."""
+        tuples = {key: tuple(v) if isinstance(v, list) else v for key, v in entries.items()}
+        try:
+            return cls(**tuples)
+        except TypeError as error:
+            raise InputError(f"no recipe of this version: {error}.") from None
 
     @classmethod
     def of_paper(cls, objective: str) -> Recipe:

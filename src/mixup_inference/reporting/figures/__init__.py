@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mixup_inference.reporting.figures.accuracy import overview, tradeoff
+from mixup_inference.reporting.figures.accuracy import overview, tradeoff, training_length
 from mixup_inference.reporting.figures.adaptive import adaptive_charts
 from mixup_inference.reporting.figures.chart import Chart, Drawing, draw, write_chart
 from mixup_inference.reporting.figures.detection import auc, combined, roc
@@ -23,6 +23,8 @@ def charts(results: dict[str, Any]) -> list[Chart]:
     """Every figure that these results have the data for."""
     models = results.get("figures") or {}
     found = [overview(results)]
+    if (length := training_length(results)) is not None:
+        found.append(length)
     if results.get("adaptive"):
         found += adaptive_charts(results["adaptive"])
     if models:

@@ -1,11 +1,20 @@
-"""Accuracy: the table at a glance, and clean against robust accuracy (Figure 3b)."""
+"""Accuracy: the table at a glance, clean against robust (Figure 3b), and length of training."""
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from mixup_inference.reporting.figures.chart import Chart, Row
-from mixup_inference.reporting.figures.style import arms, distinct, legend_below, look, only
+from mixup_inference.reporting.figures.style import (
+    arms,
+    distinct,
+    legend_below,
+    look,
+    only,
+    points,
+)
 from mixup_inference.reporting.tables import heading, last_of_each_mode
 
 if TYPE_CHECKING:
@@ -14,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Beside all settings are shown those within so much of the highest clean accuracy.
 NEAR = 0.1
+#: Trainings of so many lengths make a figure.
+LENGTHS = 2
 
 
 def overview(results: dict[str, Any]) -> Chart:
@@ -62,6 +73,60 @@ def _paint_overview(figure: Figure, rows: list[Row]) -> None:
         if methods[y]["group"] != methods[y - 1]["group"]:
             axes.axhline(y - 0.5, color="#888888", linewidth=0.8)
     legend_below(figure, axes, columns=4)
+
+
+def training_length(results: dict[str, Any]) -> Chart | None:
+    """Accuracy against epochs, of models whose trainings differ in nothing else."""
+    lengths: dict[str, dict[str, int]] = defaultdict(dict)
+    for model, training in (results.get("trainings") or {}).items():
+        if training:
+            rest = {key: value for key, value in training.items() if key != "epochs"}
+            lengths[json.dumps(rest, sort_keys=True)][model] = training["epochs"]
+    epochs = max(lengths.values(), key=lambda some: len(set(some.values())), default={})
+    if len(set(epochs.values())) < LENGTHS:
+        return None
+    rows = [
+        {
+            "model": row["model"],
+            "epochs": epochs[row["model"]],
+            "defense": _defense(row),
+            "column": column,
+            "value": row["cells"][column]["accuracy"],
+            "low": row["cells"][column]["low"],
+            "high": row["cells"][column]["high"],
+        }
+        for column in last_of_each_mode(results["columns"])
+        for row in sorted(results["rows"], key=lambda row: epochs.get(row["model"], 0))
+        if row["model"] in epochs
+    ]
+    objective = results["trainings"][next(iter(epochs))]["objective"]
+    title = f"Accuracy against the length of training: {objective}"
+    return Chart("training-length", title, rows, _paint_length, (8.5, 3.6)) if rows else None
+
+
+def _defense(row: dict[str, Any]) -> str:
+    if row["defense"] == "none":
+        return "no defence"
+    return " ".join([row["defense"], said(row["settings"])]).strip()
+
+
+def _paint_length(figure: Figure, rows: list[Row]) -> None:
+    columns = distinct(rows, "column")
+    (grid,) = figure.subplots(1, len(columns), squeeze=False)
+    ticks = sorted(set(distinct(rows, "epochs")))
+    for axes, column in zip(grid, columns, strict=True):
+        for number, defense in enumerate(distinct(rows, "defense")):
+            some = only(rows, column=column, defense=defense)
+            style = look(number)
+            points(axes, some, style, x="epochs", label=defense, line=style.line, scale=100)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.minorticks_off()
+        axes.set_xlabel("epochs")
+        axes.set_title(heading(column))
+        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+    grid[0].set_ylabel("accuracy (%), with 95% intervals")
+    legend_below(figure, grid[0], columns=5)
 
 
 def tradeoff(model: str, entry: dict[str, Any]) -> Chart:
