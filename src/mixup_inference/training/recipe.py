@@ -104,9 +104,11 @@ class Recipe:
     @classmethod
     def of_header(cls, entries: Mapping[str, Any]) -> Recipe:
         """The recipe that the header of a checkpoint has, where JSON made lists of tuples."""
-        tuples = {key: tuple(v) if isinstance(v, list) else v for key, v in entries.items()}
+        settings: dict[str, Any] = {
+            key: tuple(v) if isinstance(v, list) else v for key, v in entries.items()
+        }
         try:
-            return cls(**tuples)
+            return cls(**settings)
         except TypeError as error:
             raise InputError(f"no recipe of this version: {error}.") from None
 
