@@ -16,9 +16,19 @@ from mixup_inference.pool import Pool
 from mixup_inference.progress import SILENT, Progress
 
 
-def _sizes(*pairs: tuple[float, float]) -> list[dict[str, Any]]:
-    return [{"size": pair} for pair in pairs]
-
+_SIZES: list[dict[str, Any]] = [
+    {"size": (low / 100, high / 100)}
+    for low, high in (
+        (90, 100),
+        (85, 100),
+        (80, 100),
+        (75, 95),
+        (70, 95),
+        (65, 90),
+        (60, 85),
+        (50, 75),
+    )
+]
 
 #: The settings that are tried for each defence, from gentle to strong. Sizes are fractions of
 #: the side, so they fit any image.
@@ -30,10 +40,12 @@ GRIDS: Mapping[str, Sequence[dict[str, Any]]] = {
         for lam in (0.6, 0.5, 0.4)
         for threshold in (0.2, 0.1, 0.0)
     ],
-    "gaussian": [{"sigma": s} for s in (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.4)],
+    "gaussian": [
+        {"sigma": s} for s in (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.12, 0.2, 0.3, 0.4)
+    ],
     "rotation": [{"degrees": float(degrees)} for degrees in range(5, 55, 5)],
-    "resize-pad": _sizes((0.9, 1.0), (0.85, 1.0), (0.75, 0.95), (0.65, 0.9), (0.5, 0.75)),
-    "crop-resize": _sizes((0.9, 1.0), (0.85, 1.0), (0.75, 0.95), (0.65, 0.9), (0.5, 0.75)),
+    "resize-pad": _SIZES,
+    "crop-resize": _SIZES,
 }
 
 
