@@ -80,7 +80,7 @@ def markdown(results: dict[str, Any]) -> str:
         *_table(head, rows),
     ]
     if results.get("adaptive"):
-        lines += ["", *_adaptive(results["adaptive"])]
+        lines += ["", *adaptive_lines(results["adaptive"])]
     return "\n".join(lines) + "\n"
 
 
@@ -91,7 +91,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:]]
 
 
-def _adaptive(adaptive: dict[str, Any]) -> list[str]:
+def adaptive_lines(adaptive: dict[str, Any]) -> list[str]:
     """The second table: attackers who know the defence, the verdicts and the failed checks."""
     columns = attack_columns(adaptive)
     total = {"total": adaptive["points"]}

@@ -1,0 +1,52 @@
+"""The reference results of the repository: the page tells what they say, and shows no data."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+KEPT = sorted(ROOT.glob("results/*/results.json"))
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "results" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_of_the_page_are_those_of_the_results():
+    page = script("page")
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert len(page.TABLE.findall(text)) == text.count("<!-- table:") > 0
+    assert page.filled(text) == text
+    wrong = re.sub(r"\| Mixup \| \d", "| Mixup | 9", text)
+    assert page.filled(wrong) == text != wrong
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.parent.name)
+def test_no_picture_of_the_data_is_kept(path):
+    assert "gallery" not in {
+        key for entry in (json.loads(path.read_text())["figures"] or {}).values() for key in entry
+    }
+    for name in ("results.json", "report.html"):
+        assert not re.search(r"data:image|\"image\"", (path.parent / name).read_text())
+    assert not [file for file in path.parent.glob("figures/*") if "galler" in file.name]
+
+
+def test_keeping_a_run_takes_the_pictures_out(full, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "results.json").write_text(json.dumps(full))
+    assert '"image"' in json.dumps(full)
+    kept = script("keep").keep(tmp_path / "run", tmp_path / "kept")
+    names = {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()}
+    assert {"results.json", "report.html", "table.md", "figures/overview.png"} <= names
+    assert not [name for name in names if "galler" in name or name.endswith(".svg")]
+    for name in ("results.json", "report.html"):
+        assert not re.search(r"data:image|\"image\"", (kept / name).read_text())
+    assert json.loads((kept / "results.json").read_text())["rows"] == full["rows"]
