@@ -1,4 +1,7 @@
-"""Put finished runs into this folder, without pictures of the data: `python results/keep.py RUN...`."""
+"""Put finished runs into this folder, without pictures of the data.
+
+`python results/keep.py RUN...`.
+"""
 
 from __future__ import annotations
 

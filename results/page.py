@@ -1,8 +1,8 @@
 """Fill the tables of docs/results.md from the results in this folder: `python results/page.py`.
 
-A table stands between two comments, the first of which says what it shows: `paper 2 cifar10` the rows of
-results/cifar10 beside those of the paper's Table 2, `claims cifar10 cifar10-figures` what these runs say of
-the paper's claims, `adaptive cifar10-adaptive` the attackers who know the defence.
+A table stands between two comments, the first of which says what it shows: `paper 2 cifar10` the
+rows of results/cifar10 beside those of the paper's Table 2, `claims cifar10 cifar10-figures` what
+these runs say of the paper's claims, `adaptive cifar10-adaptive` the attackers who know the defence.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from mixup_inference.evaluation.accuracy import Accuracy, evaluate
 from mixup_inference.pool import Pool
 from mixup_inference.progress import SILENT, Progress
 
-
 _SIZES: list[dict[str, Any]] = [
     {"size": (low / 100, high / 100)}
     for low, high in (
