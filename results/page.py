@@ -2,7 +2,7 @@
 
 A table stands between two comments, the first of which says what it shows: `paper 2 cifar10` the
 rows of results/cifar10 beside those of the paper's Table 2, `claims cifar10 cifar10-figures` what
-these runs say of the paper's claims, `adaptive cifar10-adaptive` the attackers who know the defence.
+these runs say of the paper's claims, `adaptive cifar10-adaptive` attackers who know the defence.
 """
 
 from __future__ import annotations
