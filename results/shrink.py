@@ -1,0 +1,46 @@
+"""How much of a perturbation is needed? `python results/shrink.py cifar10 RUN`, a run of that spec.
+
+Mixup inference passes on only a part lam of a perturbation. This measures the undefended models
+with such parts of the run's attacks, in place: what is wrong already with half of a perturbation,
+shrinking it by half cannot mend. Writes results/SPEC/shrinkage.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from mixup_inference import evaluate
+from mixup_inference.evaluation import Experiment, load_spec
+from mixup_inference.evaluation.accuracy import cell_entry
+
+HERE = Path(__file__).parent
+PARTS = (1.0, 0.75, 0.5, 0.25, 0.125)
+STEPS = 10
+
+
+def shrink(experiment: Experiment) -> list[dict[str, object]]:
+    """Accuracy of every model of a run on clean points plus parts of their perturbations."""
+    assert experiment.spec.attack is not None
+    test = experiment.points["test"]
+    return [
+        {
+            "model": model,
+            "attack": mode,
+            "part": part,
+            **cell_entry(evaluate(experiment.model(model), clean + part * change, test.labels)),
+        }
+        for model in experiment.spec.used_models
+        for mode in experiment.spec.attack.modes
+        for clean in (test.pixels,)
+        for change in (experiment.examples(model, mode)[STEPS] - clean,)
+        for part in PARTS
+    ]
+
+
+if __name__ == "__main__":
+    name, run = sys.argv[1:]
+    path = HERE / name / "shrinkage.json"
+    path.write_text(json.dumps(shrink(Experiment(load_spec(name), Path(run))), indent=1) + "\n")
+    print(path)
