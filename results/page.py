@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mixup_inference.reporting.findings import claims
-from mixup_inference.reporting.tables import adaptive_lines
+from mixup_inference.reporting.tables import adaptive_lines, table_lines, with_margin
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "results.md"
@@ -50,20 +50,16 @@ def paper(table: str) -> dict[str, dict[str, str]]:
 
 
 def beside(results: dict[str, Any], theirs: dict[str, dict[str, str]]) -> str:
-    """All rows of a run: accuracy in percent, half its 95% interval, the paper's in brackets."""
-    columns = results["columns"]
-    lines = ["| | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
+    """All rows of a run: accuracy in percent, the longer arm of its 95% interval, the paper's."""
+    rows = []
     for row in results["rows"]:
         printed = theirs.get(row["title"], {})
-        cells = [_cell(row["cells"][column], printed.get(column)) for column in columns]
-        lines.append(f"| {row['title']} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _cell(cell: dict[str, float], printed: str | None) -> str:
-    half = 50 * (cell["high"] - cell["low"])
-    ours = f"{100 * cell['accuracy']:.1f} ±{half:.1f}"
-    return ours if printed is None else f"{ours} ({printed})"
+        cells = [
+            with_margin(row["cells"][c]) + (f" ({printed[c]})" if c in printed else "")
+            for c in results["columns"]
+        ]
+        rows.append([row["title"], *cells])
+    return "\n".join(table_lines(["", *results["columns"]], rows))
 
 
 def judged(runs: list[dict[str, Any]]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import product
 from pathlib import Path
 
 from mixup_inference import evaluate
@@ -23,24 +24,18 @@ STEPS = 10
 def shrink(experiment: Experiment) -> list[dict[str, object]]:
     """Accuracy of every model of a run on clean points plus parts of their perturbations."""
     assert experiment.spec.attack is not None
-    test = experiment.points["test"]
-    return [
-        {
-            "model": model,
-            "attack": mode,
-            "part": part,
-            **cell_entry(evaluate(experiment.model(model), clean + part * change, test.labels)),
-        }
-        for model in experiment.spec.used_models
-        for mode in experiment.spec.attack.modes
-        for clean in (test.pixels,)
-        for change in (experiment.examples(model, mode)[STEPS] - clean,)
-        for part in PARTS
-    ]
+    test, rows = experiment.points["test"], []
+    for name, mode in product(experiment.spec.used_models, experiment.spec.attack.modes):
+        model, clean = experiment.model(name), test.pixels
+        change = experiment.examples(name, mode)[STEPS] - clean
+        for part in PARTS:
+            found = evaluate(model, clean + part * change, test.labels)
+            rows.append({"model": name, "attack": mode, "part": part, **cell_entry(found)})
+    return rows
 
 
 if __name__ == "__main__":
-    name, run = sys.argv[1:]
-    path = HERE / name / "shrinkage.json"
-    path.write_text(json.dumps(shrink(Experiment(load_spec(name), Path(run))), indent=1) + "\n")
+    made = Experiment(load_spec(sys.argv[1]), Path(sys.argv[2]))
+    path = HERE / made.spec.name / "shrinkage.json"
+    path.write_text(json.dumps(shrink(made), indent=1) + "\n")
     print(path)

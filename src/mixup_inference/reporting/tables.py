@@ -77,14 +77,14 @@ def markdown(results: dict[str, Any]) -> str:
         "",
         caption(results),
         "",
-        *_table(head, rows),
+        *table_lines(head, rows),
     ]
     if results.get("adaptive"):
         lines += ["", *adaptive_lines(results["adaptive"])]
     return "\n".join(lines) + "\n"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """A Markdown table's lines: words in the first column, numbers in all others."""
     written = (" | ".join(row) for row in (head, *rows))
     lines = [f"| {line} |" for line in written]
@@ -111,7 +111,7 @@ def adaptive_lines(adaptive: dict[str, Any]) -> list[str]:
         "",
         *(f"- {markdown_words(line)}" for line in verdict_lines(adaptive)),
         "",
-        *_table([*head, "Passes per point, forward / backward", "Checks"], rows),
+        *table_lines([*head, "Passes per point, forward / backward", "Checks"], rows),
         *(["", "A dash: not run. " + " ".join(dashes(adaptive))] if dashes(adaptive) else []),
     ]
 

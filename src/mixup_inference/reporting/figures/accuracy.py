@@ -12,6 +12,7 @@ from mixup_inference.reporting.figures.style import (
     distinct,
     legend_below,
     look,
+    measured,
     only,
     points,
 )
@@ -34,9 +35,7 @@ def overview(results: dict[str, Any]) -> Chart:
             "method": row["title"],
             "group": row["group"],
             "column": column,
-            "value": row["cells"][column]["accuracy"],
-            "low": row["cells"][column]["low"],
-            "high": row["cells"][column]["high"],
+            **measured(row["cells"][column]),
         }
         for column in last_of_each_mode(results["columns"])
         for row in results["rows"]
@@ -91,9 +90,7 @@ def training_length(results: dict[str, Any]) -> Chart | None:
             "epochs": epochs[row["model"]],
             "defense": _defense(row),
             "column": column,
-            "value": row["cells"][column]["accuracy"],
-            "low": row["cells"][column]["low"],
-            "high": row["cells"][column]["high"],
+            **measured(row["cells"][column]),
         }
         for column in last_of_each_mode(results["columns"])
         for row in sorted(results["rows"], key=lambda row: epochs.get(row["model"], 0))

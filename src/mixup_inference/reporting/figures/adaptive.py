@@ -14,6 +14,7 @@ from mixup_inference.reporting.figures.style import (
     Look,
     distinct,
     legend_below,
+    measured,
     only,
     points,
 )
@@ -45,22 +46,22 @@ def adaptive_charts(adaptive: dict[str, Any]) -> list[Chart]:
 def samples(name: str, entry: dict[str, Any]) -> Chart:
     """Figure 4: accuracy over the number of adaptive samples, and the model's without defence."""
     rows: list[Row] = [
-        {"defense": entry["title"], "attack": attack, "samples": one["samples"], **_value(one)}
+        {
+            "defense": entry["title"],
+            "attack": attack,
+            "samples": one["samples"],
+            **measured(one["robust"]),
+        }
         for attack, curve in entry["curves"].items()
         for one in curve
     ]
     if entry["base"]:
         base = {"defense": entry["base"]["title"], "attack": BASE, "samples": None}
-        rows.append(base | _value(entry["base"]))
+        rows.append(base | measured(entry["base"]["robust"]))
     count = next(one["robust"]["points"] for curve in entry["curves"].values() for one in curve)
     under = f"PGD-{entry['steps']}, {count} points"
     title = f"Accuracy over adaptive samples: {entry['title']}, {under}"
     return Chart(name, title, rows, _paint_samples, (6.4, 4.4))
-
-
-def _value(entry: dict[str, Any]) -> dict[str, float]:
-    robust = entry["robust"]
-    return {"value": robust["accuracy"], "low": robust["low"], "high": robust["high"]}
 
 
 def _paint_samples(figure: Figure, rows: list[Row]) -> None:

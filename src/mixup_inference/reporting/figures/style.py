@@ -69,6 +69,11 @@ def only(rows: Iterable[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]]:
     return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
 
 
+def measured(cell: dict[str, Any]) -> dict[str, float]:
+    """An accuracy of results.json and its interval, as the rows of a chart have them."""
+    return {"value": cell["accuracy"], "low": cell["low"], "high": cell["high"]}
+
+
 def points(
     axes: Axes,
     rows: Sequence[dict[str, Any]],
