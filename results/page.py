@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mixup_inference.reporting.findings import claims
+from mixup_inference.reporting.claims import claims
 from mixup_inference.reporting.tables import adaptive_lines, table_lines, with_margin
 
 HERE = Path(__file__).parent

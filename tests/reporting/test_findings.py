@@ -7,7 +7,8 @@ import copy
 import pytest
 
 from mixup_inference.evaluation.accuracy import Accuracy, cell_entry
-from mixup_inference.reporting.findings import best, claims, summary
+from mixup_inference.reporting.claims import claims
+from mixup_inference.reporting.findings import best, summary
 
 COLUMNS = ["clean", "untargeted PGD-10", "targeted PGD-10"]
 
@@ -209,3 +210,67 @@ def test_each_mi_ol_row_is_compared_with_the_baselines_of_its_own_group():
     assert ("mixup + mi-ol" in first.claim, first.verdict) == (True, "holds")
     assert ("tuned MI-OL" in second.claim, second.verdict) == (True, "does not hold")
     assert "tuned noise" not in first.evidence
+
+
+def trained(gains, **trainings):
+    """Models that are alike but for their trainings, and what MI-OL leaves of each."""
+    rows = []
+    for model, gain in zip(trainings, gains, strict=True):
+        rows += [row(model, "none", 490, 5, 20), row(model, "mi-ol", 480, 5 + gain, 20 + gain)]
+        rows[-1]["settings"] = {"lam": 0.5}
+    base = {"objective": "mixup", "epochs": 40, "lam": None}
+    return results(*rows, trainings={name: base | own for name, own in trainings.items()})
+
+
+@pytest.mark.parametrize(
+    ("gains", "expected"),
+    [((10, 80, 200), "holds"), ((100, 20, 110), "undecided"), ((200, 80, 10), "does not hold")],
+)
+def test_the_longest_training_is_compared_with_the_shortest(gains, expected):
+    found = trained(gains, short={"epochs": 5}, middle={"epochs": 10}, long={"epochs": 20})
+    assert verdict(found, "Longer mixup training") == expected
+    (claim,) = [c for c in claims(found) if c.claim.startswith("Longer")]
+    assert claim.evidence.startswith(f"untargeted PGD-10: 20 epochs +{gains[2] / 5:.1f} points [")
+
+
+def test_trainings_without_mixup_say_nothing_about_longer_mixup_training():
+    plain = {"objective": "erm"}
+    found = trained((10, 200), short=plain | {"epochs": 5}, long=plain)
+    assert [c for c in claims(found) if c.claim.startswith("Longer")] == []
+
+
+@pytest.mark.parametrize(
+    ("gains", "expected"), [((10, 200), "holds"), ((90, 95), "undecided"), ((200, 10), "does not")]
+)
+def test_a_training_with_the_lambda_of_mi_ol_is_compared_with_the_usual_one(gains, expected):
+    found = trained(gains, usual={}, matched={"lam": 0.5})
+    assert verdict(found, "MI-OL gains more if training mixes").startswith(expected)
+    other = trained(gains, usual={}, unmatched={"lam": 0.3})
+    assert [c for c in claims(other) if c.claim.startswith("MI-OL gains more if")] == []
+
+
+def known(difference, low, high, passed=True):
+    """What attackers who know the defence leave of a model and of MI-OL on it."""
+    check = {"name": "gradients", "detail": "as they should be", "passed": passed}
+    common = {"worst": {"robust": {"accuracy": 0.2}}, "attacks": [], "checks": [check]}
+    versus = {"difference": difference, "low": low, "high": high}
+    rows = [
+        common | {"title": BARE["title"], "base": None, "versus_base": None},
+        common | {"title": HELPS["title"], "base": BARE["title"], "versus_base": versus},
+    ]
+    return results(BARE, HELPS, adaptive={"rows": rows})
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (known(0.1, 0.05, 0.15), "holds"),
+        (known(0.01, -0.005, 0.02), "does not hold"),  # whatever it adds is next to nothing
+        (known(-0.1, -0.15, -0.05), "does not hold"),
+        (known(0.05, -0.02, 0.12), "undecided"),
+        (known(0.1, 0.05, 0.15, passed=False), "undecided"),  # the attack may be what is weak
+        (known(0.01, -0.005, 0.02, passed=False), "does not hold"),
+    ],
+)
+def test_whether_anything_is_left_against_attackers_who_know(found, expected):
+    assert verdict(found, "MI-OL makes a mixup-trained model more robust to att") == expected

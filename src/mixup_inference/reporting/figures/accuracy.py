@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from mixup_inference.reporting.figures.chart import Chart, Row
@@ -17,6 +15,7 @@ from mixup_inference.reporting.figures.style import (
     points,
 )
 from mixup_inference.reporting.tables import heading, last_of_each_mode
+from mixup_inference.reporting.trainings import differing_in
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 #: Beside all settings are shown those within so much of the highest clean accuracy.
 NEAR = 0.1
-#: Trainings of so many lengths make a figure.
-LENGTHS = 2
 
 
 def overview(results: dict[str, Any]) -> Chart:
@@ -76,14 +73,10 @@ def _paint_overview(figure: Figure, rows: list[Row]) -> None:
 
 def training_length(results: dict[str, Any]) -> Chart | None:
     """Accuracy against epochs, of models whose trainings differ in nothing else."""
-    lengths: dict[str, dict[str, int]] = defaultdict(dict)
-    for model, training in (results.get("trainings") or {}).items():
-        if training:
-            rest = {key: value for key, value in training.items() if key != "epochs"}
-            lengths[json.dumps(rest, sort_keys=True)][model] = training["epochs"]
-    epochs = max(lengths.values(), key=lambda some: len(set(some.values())), default={})
-    if len(set(epochs.values())) < LENGTHS:
+    lengths = differing_in(results, "epochs")
+    if not lengths:
         return None
+    epochs = max(lengths, key=lambda some: len(set(some.values())))
     rows = [
         {
             "model": row["model"],
