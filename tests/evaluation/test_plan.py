@@ -102,3 +102,16 @@ def test_time_follows_from_the_two_speeds():
     speed = Speed(forward=100.0, both=20.0)
     assert speed.seconds(Work("measure", "", "m", 500)) == 5
     assert speed.seconds(Work("attack", "", "m", 300, 200)) == 1 + 10
+
+
+def test_without_settings_to_trade_off_nothing_is_attacked_for_them():
+    shape = Shape(1797, 0, 1, (8, 8), 10)
+    base = SPEC.replace("LABELS", "true").replace("test = 20", "test = 20\ntuning = 20")
+    some, none = (
+        {w.title for w in plan(parse_spec(f"{base}\n[figures]\ndefenses = {kinds}"), shape)}
+        for kinds in ('["mi-ol"]', "[]")
+    )
+    assert {title.partition(": ")[2] for title in some - none} == {
+        "attacks to tune on",
+        "trade-off",
+    }

@@ -116,7 +116,7 @@ def _figures(spec: Spec, shape: Shape, name: str) -> list[Work]:
         Work("figures", f"{name}: theory", name, theory),
         Work("figures", f"{name}: detection", name, kinds * sets * (1 + spec.draws)),
     ]
-    if data.tuning:
+    if data.tuning and figures.defenses:
         steps = data.tuning * max(attack.steps) * modes
         looks = data.tuning * modes * (attack.labels == "predicted")
         work.append(Work("figures", f"{name}: attacks to tune on", name, steps + looks, steps))
