@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from e2e.process import COMMAND, ENVIRONMENT, call
+from mixup_inference.evaluation.accuracy import from_bits
 
 SPEC = """
 name = "tiny"
@@ -94,6 +95,13 @@ def finished(tmp_path_factory):
     done = call("run", folder / "tiny.toml", "--output", folder / "out")
     assert done.returncode == 0, done.stderr
     return folder / "out", done, results(folder / "out")
+
+
+def test_every_cell_says_which_points_are_right(finished):
+    cells = [cell for row in finished[2]["rows"] for cell in row["cells"].values()]
+    for cell in cells:
+        assert int(from_bits(cell["right"], cell["total"]).sum()) == cell["correct"]
+    assert len({cell["right"] for cell in cells}) > 1
 
 
 def test_run_writes_everything_and_shows_the_table(finished):

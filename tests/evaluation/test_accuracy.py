@@ -8,6 +8,7 @@ from scipy.stats import binomtest
 
 from mixup_inference import CombinedInference, InputError, MixupInference, evaluate
 from mixup_inference.evaluation import Accuracy, wilson
+from mixup_inference.evaluation.accuracy import as_bits, cell_entry, difference, from_bits
 
 
 @given(st.integers(1, 3000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
@@ -78,3 +79,32 @@ def test_bad_inputs(trained, parts):
         with pytest.raises(InputError, match=words):
             evaluate(trained, *args)
     assert torch.equal(y, parts["test"].labels)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40))
+def test_bits_say_which_points_are_right(right):
+    text = as_bits(torch.tensor(right))
+    assert from_bits(text, len(right)).tolist() == right
+    assert len(text) == 2 * -(-len(right) // 8)
+
+
+@pytest.mark.parametrize("text", ["", "f", "ffff", "zz"])
+def test_other_digits_are_refused(text):
+    with pytest.raises(ValueError, match=r"digits|hex"):
+        from_bits(text, 5)
+
+
+def entry(right):
+    return cell_entry(Accuracy(int(right.sum()), len(right))) | {"right": as_bits(right)}
+
+
+def test_cells_of_the_same_points_are_compared_in_pairs():
+    """Newcombe (1998), paired proportions, method 10: 36 right in both, 12 and 2 in one only."""
+    a, b = (torch.arange(50) < 48, (torch.arange(50) < 36) | (torch.arange(50) >= 48))
+    assert difference(entry(a), entry(b)) == pytest.approx((0.2, 0.0569, 0.3404), abs=1e-4)
+    plain = [cell_entry(Accuracy(n, 50)) for n in (48, 38)]
+    assert difference(plain[0], entry(b)) == difference(*plain)  # nothing to pair with
+    easy = torch.arange(1000)
+    narrow = difference(entry(easy < 500), entry(easy < 480))
+    wide = difference(*(cell_entry(Accuracy(n, 1000)) for n in (500, 480)))
+    assert narrow[1] > 0 > wide[1]

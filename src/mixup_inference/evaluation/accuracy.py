@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +25,8 @@ from mixup_inference.errors import InputError
 from mixup_inference.progress import SILENT, Progress
 from mixup_inference.ranks import ALONE, Ranks
 
+#: A value and the two ends of its interval.
+Estimate = tuple[float, float, float]
 Z95 = 1.959963984540054  # the normal quantile of a 95% interval
 
 
@@ -89,19 +92,66 @@ def cell_entry(accuracy: Accuracy) -> dict[str, float]:
     return entry if math.isnan(accuracy.passes) else entry | {"passes_per_image": accuracy.passes}
 
 
-def difference(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[float, float, float]:
-    """The difference a - b of two accuracies, as ``cell_entry`` has them, and its 95% interval.
+def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> Estimate:
+    """The difference a - b of two accuracies, as results.json has them, and its 95% interval.
 
-    Newcombe's (1998) hybrid score interval, made of the two Wilson intervals. His example:
+    Paired, if both say which points they have right ("right", see ``as_bits``): those that are easy
+    for one are mostly easy for the other, so less of the difference is luck of the points.
+    """
+    one, two = ((cell["accuracy"], cell["low"], cell["high"]) for cell in (a, b))
+    if "right" not in a or "right" not in b or a["total"] != b["total"]:
+        return newcombe(one, two)
+    right = (from_bits(cell["right"], cell["total"]) for cell in (a, b))
+    return newcombe(one, two, correlation(*right))
 
-    >>> a, b = (cell_entry(Accuracy(*counts)) for counts in ((56, 70), (48, 80)))
-    >>> [round(value, 4) for value in difference(a, b)]
+
+def newcombe(a: Estimate, b: Estimate, r: float = 0.0) -> Estimate:
+    """The difference of two proportions (value, low, high) and its interval, from their own.
+
+    The hybrid score interval, method 10 in both of Newcombe's papers of 1998, on independent
+    proportions and on paired ones, which have the correlation ``r``. His example of the first:
+
+    >>> a, b = ((n / total, *wilson(n, total)) for n, total in ((56, 70), (48, 80)))
+    >>> [round(value, 4) for value in newcombe(a, b)]
     [0.2, 0.0524, 0.3339]
     """
-    value = a["accuracy"] - b["accuracy"]
-    down = math.hypot(a["accuracy"] - a["low"], b["high"] - b["accuracy"])
-    up = math.hypot(a["high"] - a["accuracy"], b["accuracy"] - b["low"])
-    return value, value - down, value + up
+
+    def both(u: float, v: float) -> float:
+        return math.sqrt(max(u * u - 2 * r * u * v + v * v, 0.0))
+
+    value = a[0] - b[0]
+    return value, value - both(a[0] - a[1], b[2] - b[0]), value + both(a[2] - a[0], b[0] - b[1])
+
+
+def correlation(a: Tensor, b: Tensor) -> float:
+    """Of two numbers of each point, with Newcombe's correction; 0 where it is not defined."""
+    a, b = a.double(), b.double()
+    covariance = float((a * b).mean() - a.mean() * b.mean())
+    if covariance > 0:
+        covariance = max(covariance - 1 / (2 * len(a)), 0.0)
+    spread = math.sqrt(float(a.var(correction=0) * b.var(correction=0)))
+    return max(-1.0, min(1.0, covariance / spread)) if spread > 1e-12 else 0.0
+
+
+def as_bits(right: Tensor) -> str:
+    """Which points are right, in hexadecimal digits: a bit each, the first one leading.
+
+    >>> as_bits(torch.tensor([True, False, True, True, False]))
+    'b0'
+    """
+    return np.packbits(right.numpy()).tobytes().hex()
+
+
+def from_bits(text: str, count: int) -> Tensor:
+    """The reverse of ``as_bits``, for so many points.
+
+    >>> from_bits("b0", 5)
+    tensor([ True, False,  True,  True, False])
+    """
+    packed = np.frombuffer(bytes.fromhex(text), dtype=np.uint8)
+    if len(packed) != math.ceil(count / 8):
+        raise InputError(f"{len(text)} digits do not say which of {count} points are right.")
+    return torch.from_numpy(np.unpackbits(packed, count=count).astype(bool))
 
 
 def wilson(correct: float, total: float) -> tuple[float, float]:

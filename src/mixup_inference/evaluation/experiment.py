@@ -87,6 +87,7 @@ class Experiment:
         self._defenses: dict[str, nn.Module] = {}
         self._answer_hashes: dict[str, str] = {}
         self._point_hashes: dict[str, str] = {}
+        self._right: dict[tuple[str, Column], Tensor] = {}
         self._examples: dict[tuple[str, str, str], dict[int, Tensor]] = {}
         make_folder(folder)
 
@@ -423,9 +424,16 @@ class Experiment:
 
         identity = self.cell_identity(row, column)
         kept = self.store.value("cells", f"{row.title}, {column.name}", identity, compute)
+        self._right[row.title, column] = torch.tensor(kept.value["labels"]) == points.labels
         accuracy = Accuracy(**kept.value["accuracy"])
         self.listener.cell(row, column, accuracy, reused=kept.reused)
         return accuracy
+
+    def right(self, row: RowSpec, column: Column) -> Tensor:
+        """Which test points one row has right in one column."""
+        if (row.title, column) not in self._right:
+            self.cell(row, column)
+        return self._right[row.title, column]
 
     def cell_identity(self, row: RowSpec, column: Column) -> dict[str, Any]:
         """Everything that determines the answers of one row in one column."""

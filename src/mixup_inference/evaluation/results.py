@@ -8,7 +8,7 @@ import platform
 from datetime import UTC, datetime
 from typing import Any
 
-from mixup_inference.evaluation.accuracy import Accuracy, cell_entry
+from mixup_inference.evaluation.accuracy import Accuracy, as_bits, cell_entry
 from mixup_inference.evaluation.adaptive import adaptive
 from mixup_inference.evaluation.analysis import analyses
 from mixup_inference.evaluation.experiment import Experiment
@@ -42,6 +42,7 @@ def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
                 / len(experiment.columns),
                 "cells": {
                     column.name: cell_entry(cells[row.title][column.name])
+                    | {"right": as_bits(experiment.right(row, column))}
                     | {"part": experiment.cell_part(row, column)}
                     for column in experiment.columns
                 },

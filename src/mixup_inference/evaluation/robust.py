@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mixup_inference.errors import InputError
-from mixup_inference.evaluation.accuracy import Accuracy, wilson
+from mixup_inference.evaluation.accuracy import Accuracy, correlation, newcombe, wilson
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,13 +129,10 @@ def paired_difference(a: Tensor, b: Tensor) -> tuple[float, float, float]:
     """
     one, two = RobustAccuracy(a), RobustAccuracy(b)
     _check_points({"a": a, "b": b})
-    p, q, value = one.value, two.value, one.value - two.value
-    (p_low, p_high), (q_low, q_high) = one.interval, two.interval
-    r = _correlation(one.shares, two.shares)
-    return (
-        value,
-        value - _both(p - p_low, q_high - q, r),
-        value + _both(p_high - p, q - q_low, r),
+    return newcombe(
+        (one.value, *one.interval),
+        (two.value, *two.interval),
+        correlation(one.shares, two.shares),
     )
 
 
@@ -194,17 +191,3 @@ def _check_points(fooled: Mapping[str, Tensor]) -> None:
     points = {name: len(matrix) for name, matrix in fooled.items()}
     if len(set(points.values())) > 1:
         raise InputError(f"the attacks must be on the same points; saw {points} points.")
-
-
-def _correlation(a: Tensor, b: Tensor) -> float:
-    """Of the points' shares, with Newcombe's correction; 0 where it is not defined."""
-    covariance = float((a * b).mean() - a.mean() * b.mean())
-    if covariance > 0:
-        covariance = max(covariance - 1 / (2 * len(a)), 0.0)
-    spread = math.sqrt(float(a.var(correction=0) * b.var(correction=0)))
-    return max(-1.0, min(1.0, covariance / spread)) if spread > 1e-12 else 0.0
-
-
-def _both(u: float, v: float, r: float) -> float:
-    """The distances to the ends of two intervals, squared and added."""
-    return math.sqrt(max(u * u - 2 * r * u * v + v * v, 0.0))

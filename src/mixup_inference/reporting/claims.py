@@ -1,7 +1,7 @@
 """The paper's claims, and what a run says of each: holds, does not hold, undecided.
 
 Everything follows from results.json. A verdict is given only where the 95% intervals agree on it;
-the table's are Newcombe's, of differences of two accuracies.
+the table's are Newcombe's, of differences of two accuracies on the same points.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mixup_inference.evaluation.accuracy import difference
+from mixup_inference.evaluation.accuracy import Estimate, difference
 from mixup_inference.evaluation.detecting import middle
 from mixup_inference.reporting.adaptive import verdicts
 from mixup_inference.reporting.tables import hardest, in_points, row_of
@@ -18,7 +18,6 @@ from mixup_inference.reporting.trainings import differing_in, objective_of
 
 Verdict = Literal["holds", "does not hold", "undecided"]
 Row = dict[str, Any]
-Difference = tuple[float, float, float]
 
 TRAINED = {"mixup": "a mixup-trained model", "iat": "interpolated AT"}
 BASELINES = ("gaussian", "rotation", "resize-pad", "crop-resize")
@@ -168,11 +167,11 @@ def _combined(results: dict[str, Any]) -> Claim | None:
 def _claims_of_adaptive(results: dict[str, Any]) -> Iterable[Claim]:
     """Whether MI-OL adds anything against attackers who know it."""
     adaptive = results.get("adaptive")
-    rows = {row["title"]: row for row in results["rows"]}
+    models = {row["title"]: row["model"] for row in results["rows"] if row["defense"] == "mi-ol"}
     for found in verdicts(adaptive) if adaptive else ():
-        row = rows[found.title]
-        title = TRAINED.get(objective_of(results, row["model"]) or "")
-        if row["defense"] != "mi-ol" or title is None:
+        model = models.get(found.title)
+        title = TRAINED.get(objective_of(results, model) or "") if model is not None else None
+        if title is None:
             continue
         verdict: Verdict = "undecided"
         if found.conclusion == "really more" and not found.broken:
@@ -263,14 +262,14 @@ def _theory(entries: list[Row], model: str) -> Iterable[Claim]:
         )
 
 
-def _condition_intervals(entry: Row) -> list[Difference]:
+def _condition_intervals(entry: Row) -> list[Estimate]:
     """F_y must rise and F_yhat must fall: both as something that must be positive."""
     seen, count = entry["adversarial"], entry["counts"]["used"]
     rise, fall = _around(seen["delta_y"], count), _around(seen["delta_y_hat"], count)
     return [rise, (-fall[0], -fall[2], -fall[1])]
 
 
-def _around(estimate: Row, count: int) -> Difference:
+def _around(estimate: Row, count: int) -> Estimate:
     """A mean of ``count`` values and its 95% interval by Student's t."""
     from scipy.stats import t  # noqa: PLC0415 (slow to import)
 
@@ -278,7 +277,7 @@ def _around(estimate: Row, count: int) -> Difference:
     return mean, mean - arm, mean + arm
 
 
-def _told(interval: Difference) -> str:
+def _told(interval: Estimate) -> str:
     return f"{interval[0]:.3f} ± {interval[2] - interval[0]:.3f}"
 
 
@@ -288,7 +287,7 @@ def _nearest(entries: list[Row]) -> list[Row]:
     return [e for e in entries if e["lam"] == middle(ratios)] if ratios else entries
 
 
-def _verdict(differences: Iterable[Difference]) -> Verdict:
+def _verdict(differences: Iterable[Estimate]) -> Verdict:
     """Holds if all are surely positive, does not if one is surely negative."""
     given = list(differences)
     if given and all(low > 0 for _, low, _ in given):

@@ -1,8 +1,8 @@
 """What the numbers of a run say, in sentences: a summary, and the best cells of the table.
 
-Everything follows from results.json. Differences of two accuracies carry Newcombe's 95% interval,
-which takes the two for independent; measured on the same points, they usually go together, and
-then it is rather too wide than too narrow. Nothing is called better unless its interval says so.
+Everything follows from results.json. Differences of two accuracies carry Newcombe's 95% interval
+for pairs, because both are measured on the same points. Nothing is called better unless its
+interval says so.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from mixup_inference.evaluation.accuracy import Estimate
 from mixup_inference.reporting.adaptive import (
     attack_columns,
     cost,
@@ -75,7 +76,7 @@ def row_of(results: dict[str, Any], model: str, defense: str) -> dict[str, Any] 
     return next(rows, None)
 
 
-def in_points(gain: tuple[float, float, float]) -> str:
+def in_points(gain: Estimate) -> str:
     """A difference in percentage points, with its interval.
 
     >>> in_points((0.134, 0.092, 0.175))
