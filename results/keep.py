@@ -23,9 +23,8 @@ def keep(run: Path, folder: Path) -> Path:
     """The results of a run, its tables, report and figures, in a folder of its name."""
     results = without_pictures(json.loads((run / "results.json").read_text()))
     kept = folder / str(results["name"])
-    if kept.exists():
-        shutil.rmtree(kept)
-    kept.mkdir(parents=True)
+    shutil.rmtree(kept / "figures", ignore_errors=True)
+    kept.mkdir(parents=True, exist_ok=True)
     write_results(results, kept)
     write_report(results, kept)
     for path in kept.glob("figures/*"):
