@@ -1,6 +1,7 @@
 """Write the card of every model that ships, from its header and the results in this folder.
 
-`python results/cards.py`, after `ship.py` and after the results were put here.
+`python results/cards.py`, after `ship.py` and after the results were put here. Linearity is measured
+for it, on the test images.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mixup_inference import from_pretrained
+from torch import nn
+
+from mixup_inference import from_pretrained, load_dataset
 from mixup_inference.evaluation.accuracy import wilson
 from mixup_inference.models import shipped_models
+from mixup_inference.theory import linearity
 
 HERE = Path(__file__).parent
 OBJECTIVES = {
@@ -70,7 +74,7 @@ def card(name: str) -> str:
         *(f"| {key} | {value} |" for key, value in facts),
         "",
         *_accuracy(header, data, objective),
-        *_linearity(data, objective),
+        *_linearity(model, data),
         *_defended(data, objective),
         LIMITS.format(classes=classes),
     ]
@@ -95,17 +99,15 @@ def _accuracy(header: dict[str, Any], data: str, objective: str) -> list[str]:
     return [*lines, ""]
 
 
-def _linearity(data: str, objective: str) -> list[str]:
-    found = _results(f"{data}-figures", objective).get("figures", {}).get(objective)
-    if not found:
-        return []
-    curve = dict(zip(found["linearity"]["lams"], found["linearity"]["curve"], strict=True))
-    half = curve[0.5]
+def _linearity(model: nn.Module, data: str) -> list[str]:
+    found = linearity(model, load_dataset(data).test.images, pairs=1000)
+    half = dict(zip(found.lams, found.curve, strict=True))[0.5]
     return [
         "## How linear it is",
         "",
-        "Half-way between two test images its prediction is off the mean of the two predictions by",
-        f"{half['mean']:.3f} ± {1.96 * half['se']:.3f} (0: linear, 1: as far as can be).",
+        f"Half-way between two test images ({found.pairs:,} pairs) its prediction is off the mean of",
+        f"the two predictions by {half.mean:.3f} ± {1.96 * half.se:.3f} in total variation",
+        "(0: linear, 1: as far as can be).",
         "",
     ]
 
