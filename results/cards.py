@@ -1,7 +1,7 @@
 """Write the card of every model that ships, from its header and the results in this folder.
 
-`python results/cards.py`, after `ship.py` and after the results were put here. Linearity is measured
-for it, on the test images.
+`python results/cards.py`, after `ship.py` and after the results were put here. Linearity is
+measured for it, on the test images.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def _linearity(model: nn.Module, data: str) -> list[str]:
     return [
         "## How linear it is",
         "",
-        f"Half-way between two test images ({found.pairs:,} pairs) its prediction is off the mean of",
-        f"the two predictions by {half.mean:.3f} ± {1.96 * half.se:.3f} in total variation",
+        f"Half-way between two test images ({found.pairs:,} pairs) its prediction is off the mean",
+        f"of the two predictions by {half.mean:.3f} ± {1.96 * half.se:.3f} in total variation",
         "(0: linear, 1: as far as can be).",
         "",
     ]
