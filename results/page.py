@@ -1,8 +1,13 @@
 """Fill the tables of docs/results.md from the results in this folder: `python results/page.py`.
 
-A table stands between two comments, the first of which says what it shows: `paper 2 cifar10` the
-rows of results/cifar10 beside those of the paper's Table 2, `claims cifar10 cifar10-figures` what
-these runs say of the paper's claims, `adaptive cifar10-adaptive` attackers who know the defence.
+A table stands between two comments, the first of which says what it shows:
+
+- `paper 2 cifar10`: the rows of results/cifar10 beside those of the paper's Table 2;
+- `conventions 2 cifar10 cifar10-official`: the rows that two runs share, and the paper's;
+- `rows cifar10-epochs`: rows that the paper does not have;
+- `claims cifar10 cifar10-figures`: what these runs say of the paper's claims;
+- `adaptive cifar10-adaptive`: attackers who know the defence;
+- `shrinkage cifar10`: what parts of a perturbation do.
 """
 
 from __future__ import annotations
@@ -10,11 +15,12 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mixup_inference.reporting.claims import claims
-from mixup_inference.reporting.tables import adaptive_lines, table_lines, with_margin
+from mixup_inference.reporting.tables import adaptive_lines, percent, table_lines, with_margin
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "results.md"
@@ -28,19 +34,22 @@ def filled(text: str) -> str:
 
 def _table(words: list[str]) -> str:
     kind, *names = words
-    if kind == "paper":
-        return beside(read(names[1]), paper(names[0]))
-    if kind == "claims":
-        return judged([read(name) for name in names])
-    if kind == "adaptive":
-        return "\n".join(adaptive_lines(read(names[0])["adaptive"]))
-    raise ValueError(f"no table is called {kind!r}: paper, claims or adaptive.")
+    made: dict[str, Callable[..., str]] = {
+        "paper": lambda number, run: beside(read(run), paper(number)),
+        "conventions": lambda n, ours, theirs: conventions(read(ours), read(theirs), paper(n)),
+        "rows": lambda run: beside(read(run), {}),
+        "claims": lambda *runs: judged([read(run) for run in runs]),
+        "adaptive": lambda run: "\n".join(adaptive_lines(read(run)["adaptive"])),
+        "shrinkage": lambda run: shrunk(read(run, "shrinkage.json")),
+    }
+    if kind not in made:
+        raise ValueError(f"no table is called {kind!r}: {', '.join(made)}.")
+    return made[kind](*names)
 
 
-def read(name: str) -> dict[str, Any]:
-    """The results of a folder."""
-    found: dict[str, Any] = json.loads((HERE / name / "results.json").read_text())
-    return found
+def read(name: str, file: str = "results.json") -> Any:
+    """The results in a folder."""
+    return json.loads((HERE / name / file).read_text())
 
 
 def paper(table: str) -> dict[str, dict[str, str]]:
@@ -60,6 +69,39 @@ def beside(results: dict[str, Any], theirs: dict[str, dict[str, str]]) -> str:
         ]
         rows.append([row["title"], *cells])
     return "\n".join(table_lines(["", *results["columns"]], rows))
+
+
+def conventions(
+    ours: dict[str, Any], theirs: dict[str, Any], printed: dict[str, dict[str, str]]
+) -> str:
+    """The rows that two runs share, in the columns that they share, and the paper's in brackets."""
+    columns = [column for column in ours["columns"] if column in theirs["columns"]]
+    cells = {row["title"]: row["cells"] for row in theirs["rows"]}
+    rows = [
+        [
+            row["title"],
+            *(
+                f"{with_margin(row['cells'][c])} / {with_margin(cells[row['title']][c])}"
+                f" ({printed[row['title']][c]})"
+                for c in columns
+            ),
+        ]
+        for row in ours["rows"]
+        if row["title"] in cells
+    ]
+    return "\n".join(table_lines(["ours / theirs (paper)", *columns], rows))
+
+
+def shrunk(entries: list[dict[str, Any]]) -> str:
+    """Accuracy in percent by model, attack and part of the perturbation."""
+    parts = list(dict.fromkeys(entry["part"] for entry in entries))
+    found: dict[str, dict[float, str]] = {}
+    for entry in entries:
+        found.setdefault(f"{entry['model']}, {entry['attack']}", {})[entry["part"]] = percent(
+            entry["accuracy"]
+        )
+    rows = [[title, *(cells[part] for part in parts)] for title, cells in found.items()]
+    return "\n".join(table_lines(["part of the perturbation", *map("{:g}".format, parts)], rows))
 
 
 def judged(runs: list[dict[str, Any]]) -> str:
