@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mixup_inference.evaluation.accuracy import Estimate, difference
+from mixup_inference.evaluation.accuracy import Estimate, difference, newcombe
 from mixup_inference.evaluation.detecting import middle
 from mixup_inference.reporting.adaptive import verdicts
 from mixup_inference.reporting.tables import hardest, in_points, row_of
@@ -126,19 +126,18 @@ def _gains_more(
     results: dict[str, Any], claim: str, source: str, models: dict[str, str]
 ) -> Claim | None:
     """Whether MI-OL gains more on the first of two models than on the second, given by name."""
-    rows = [(row_of(results, m, "mi-ol"), row_of(results, m, "none")) for m in models.values()]
+    rows = [
+        (with_mi["cells"], bare["cells"])
+        for model in models.values()
+        if (with_mi := row_of(results, model, "mi-ol")) and (bare := row_of(results, model, "none"))
+    ]
+    if len(rows) < len(models):
+        return None
     told, gaps = [], []
     for column in hardest(results["columns"]):
-        gains = [
-            difference(defended["cells"][column], bare["cells"][column])
-            for defended, bare in rows
-            if defended is not None and bare is not None
-        ]
-        if len(gains) < len(rows):
-            return None
-        more, less = gains
-        gaps.append((more[0] - less[0], more[1] - less[2], more[2] - less[1]))
-        words = [f"{name} {in_points(gain)}" for name, gain in zip(models, gains, strict=True)]
+        more, less = (difference(defended[column], bare[column]) for defended, bare in rows)
+        gaps.append(newcombe(more, less))
+        words = [f"{n} {in_points(g)}" for n, g in zip(models, (more, less), strict=True)]
         told.append(f"{column}: {', '.join(words)}")
     return Claim(claim, source, _verdict(gaps), "; ".join(told) + ".") if gaps else None
 
