@@ -40,7 +40,7 @@ def _table(words: list[str]) -> str:
         "rows": lambda run: beside(read(run), {}),
         "claims": lambda *runs: judged([read(run) for run in runs]),
         "adaptive": lambda run: "\n".join(adaptive_lines(read(run)["adaptive"])),
-        "shrinkage": lambda run: shrunk(read(run, "shrinkage.json")),
+        "shrinkage": lambda run: shrunk(read(run, "shrinkage.json"), read(run)),
     }
     if kind not in made:
         raise ValueError(f"no table is called {kind!r}: {', '.join(made)}.")
@@ -60,15 +60,12 @@ def paper(table: str) -> dict[str, dict[str, str]]:
 
 def beside(results: dict[str, Any], theirs: dict[str, dict[str, str]]) -> str:
     """All rows of a run: accuracy in percent, the longer arm of its 95% interval, the paper's."""
+    columns = results["columns"]
     rows = []
     for row in results["rows"]:
-        printed = theirs.get(row["title"], {})
-        cells = [
-            with_margin(row["cells"][c]) + (f" ({printed[c]})" if c in printed else "")
-            for c in results["columns"]
-        ]
-        rows.append([row["title"], *cells])
-    return "\n".join(table_lines(["", *results["columns"]], rows))
+        cells = [with_margin(row["cells"][c]) for c in columns]
+        rows.append([row["title"], *_with_paper(cells, columns, theirs.get(row["title"], {}))])
+    return "\n".join(table_lines(["", *columns], rows))
 
 
 def conventions(
@@ -77,29 +74,30 @@ def conventions(
     """The rows that two runs share, in the columns that they share, and the paper's in brackets."""
     columns = [column for column in ours["columns"] if column in theirs["columns"]]
     cells = {row["title"]: row["cells"] for row in theirs["rows"]}
-    rows = [
-        [
-            row["title"],
-            *(
-                f"{with_margin(row['cells'][c])} / {with_margin(cells[row['title']][c])}"
-                f" ({printed[row['title']][c]})"
-                for c in columns
-            ),
-        ]
-        for row in ours["rows"]
-        if row["title"] in cells
-    ]
+    rows = []
+    for row in ours["rows"]:
+        if (other := cells.get(row["title"])) is not None:
+            both = [f"{with_margin(row['cells'][c])} / {with_margin(other[c])}" for c in columns]
+            rows.append([row["title"], *_with_paper(both, columns, printed.get(row["title"], {}))])
     return "\n".join(table_lines(["ours / theirs (paper)", *columns], rows))
 
 
-def shrunk(entries: list[dict[str, Any]]) -> str:
+def _with_paper(cells: list[str], columns: list[str], printed: dict[str, str]) -> list[str]:
+    """Cells with what the paper has there in brackets, if it has."""
+    return [
+        f"{cell} ({printed[column]})" if column in printed else cell
+        for cell, column in zip(cells, columns, strict=True)
+    ]
+
+
+def shrunk(entries: list[dict[str, Any]], results: dict[str, Any]) -> str:
     """Accuracy in percent by model, attack and part of the perturbation."""
+    titles = {row["model"]: row["title"] for row in results["rows"] if row["defense"] == "none"}
     parts = list(dict.fromkeys(entry["part"] for entry in entries))
     found: dict[str, dict[float, str]] = {}
     for entry in entries:
-        found.setdefault(f"{entry['model']}, {entry['attack']}", {})[entry["part"]] = percent(
-            entry["accuracy"]
-        )
+        title = f"{titles[entry['model']]}, {entry['attack']}"
+        found.setdefault(title, {})[entry["part"]] = percent(entry["accuracy"])
     rows = [[title, *(cells[part] for part in parts)] for title, cells in found.items()]
     return "\n".join(table_lines(["part of the perturbation", *map("{:g}".format, parts)], rows))
 

@@ -43,9 +43,15 @@ def test_keeping_a_run_takes_the_pictures_out(full, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "results.json").write_text(json.dumps(full))
     assert '"image"' in json.dumps(full)
-    kept = script("keep").keep(tmp_path / "run", tmp_path / "kept")
+    kept = tmp_path / "kept" / full["name"]
+    for name in ("figures/of-another-time.png", "shrinkage.json"):
+        (kept / name).parent.mkdir(parents=True, exist_ok=True)
+        (kept / name).touch()
+    assert script("keep").keep(tmp_path / "run", tmp_path / "kept") == kept
     names = {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()}
     assert {"results.json", "report.html", "table.md", "figures/overview.png"} <= names
+    assert "shrinkage.json" in names  # which another script measures
+    assert "figures/of-another-time.png" not in names
     assert not [name for name in names if "galler" in name or name.endswith(".svg")]
     for name in ("results.json", "report.html"):
         assert not re.search(r"data:image|\"image\"", (kept / name).read_text())

@@ -106,7 +106,7 @@ def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> Estimate:
 
 
 def newcombe(a: Estimate, b: Estimate, r: float = 0.0) -> Estimate:
-    """The difference of two proportions (value, low, high) and its interval, from their own.
+    """The difference of two values (value, low, high) and its 95% interval, from their own.
 
     The hybrid score interval, method 10 in both of Newcombe's papers of 1998, on independent
     proportions and on paired ones, which have the correlation ``r``. His example of the first:
@@ -124,7 +124,10 @@ def newcombe(a: Estimate, b: Estimate, r: float = 0.0) -> Estimate:
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
-    """Of two numbers of each point, with Newcombe's correction; 0 where it is not defined."""
+    """The correlation over points of two values that each point has; 0 where it is not defined.
+
+    With Newcombe's correction for proportions.
+    """
     a, b = a.double(), b.double()
     covariance = float((a * b).mean() - a.mean() * b.mean())
     if covariance > 0:
@@ -148,10 +151,14 @@ def from_bits(text: str, count: int) -> Tensor:
     >>> from_bits("b0", 5)
     tensor([ True, False,  True,  True, False])
     """
-    packed = np.frombuffer(bytes.fromhex(text), dtype=np.uint8)
+    try:
+        packed = bytes.fromhex(text)
+    except (TypeError, ValueError):
+        packed = b""
     if len(packed) != math.ceil(count / 8):
-        raise InputError(f"{len(text)} digits do not say which of {count} points are right.")
-    return torch.from_numpy(np.unpackbits(packed, count=count).astype(bool))
+        raise InputError(f"{text!r:.40} does not say which of {count} points are right.")
+    bits = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=count)
+    return torch.from_numpy(bits.astype(bool))
 
 
 def wilson(correct: float, total: float) -> tuple[float, float]:

@@ -430,9 +430,7 @@ class Experiment:
         return accuracy
 
     def right(self, row: RowSpec, column: Column) -> Tensor:
-        """Which test points one row has right in one column."""
-        if (row.title, column) not in self._right:
-            self.cell(row, column)
+        """Which test points one row has right in one column, once that is measured."""
         return self._right[row.title, column]
 
     def cell_identity(self, row: RowSpec, column: Column) -> dict[str, Any]:

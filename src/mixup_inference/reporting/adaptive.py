@@ -53,7 +53,6 @@ class Verdict:
     title: str  # of the row
     change: str  # "adds 17.0 points (95%: 12.1 to 21.8) to the base model"
     conclusion: Conclusion
-    most: float  # the upper end of the interval of the change
     beside: str  # the numbers behind it, and what the oblivious attack suggested
     broken: list[str]  # the failed checks of the row and of its base
     checked: bool  # whether any were run
@@ -145,7 +144,6 @@ def _verdict(row: Entry, base: Entry) -> Verdict:
         row["title"],
         f"{change} the base model",
         conclusion,
-        high,
         f"{beside}.",
         broken,
         bool(row["checks"]),

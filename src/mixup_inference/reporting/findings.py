@@ -11,7 +11,7 @@ from typing import Any
 
 from mixup_inference.evaluation.accuracy import difference
 from mixup_inference.reporting.adaptive import headline
-from mixup_inference.reporting.tables import hardest, in_points, percent, row_of
+from mixup_inference.reporting.tables import hardest, in_points, percent
 
 MI = ("mi-ol", "mi-pl", "mi-combined")
 #: Mean deviation from linearity (total variation): below the first a model is close to linear,
@@ -26,7 +26,7 @@ def summary(results: dict[str, Any]) -> list[str]:
     pairs = [
         (row, base)
         for row in results["rows"]
-        if row["defense"] in MI and (base := row_of(results, row["model"], "none"))
+        if row["defense"] in MI and (base := _row(results, row["model"], "none"))
     ]
     told = {row["title"]: _effect(results, row, base) for row, base in pairs}
     same = [title for title, effect in told.items() if effect == "makes no measurable difference"]
@@ -37,7 +37,7 @@ def summary(results: dict[str, Any]) -> list[str]:
     ]
     if same:
         sentences.append(f"No measurable difference under attack: {', '.join(same)}.")
-    figures = results.get("figures", {})
+    figures = results.get("figures") or {}
     sentences += [linear_enough(name, entry["linearity"]) for name, entry in figures.items()]
     return sentences
 
@@ -111,3 +111,9 @@ def best(results: dict[str, Any]) -> dict[str, set[int]]:
             if others and all(difference(cells[top], cells[i])[1] > 0 for i in others):
                 marked[column].add(top)
     return marked
+
+
+def _row(results: dict[str, Any], model: str, defense: str) -> Row | None:
+    """The first row of a model and a defence."""
+    rows = (r for r in results["rows"] if r["model"] == model and r["defense"] == defense)
+    return next(rows, None)

@@ -14,6 +14,7 @@ from mixup_inference.reporting.adaptive import (
     cost,
     dashes,
     judged,
+    signed,
     tally,
     verdict_lines,
 )
@@ -70,20 +71,14 @@ def hardest(columns: Sequence[str]) -> list[str]:
     return [column for column in last_of_each_mode(columns) if column != "clean"]
 
 
-def row_of(results: dict[str, Any], model: str, defense: str) -> dict[str, Any] | None:
-    """The first row of a model and a defence."""
-    rows = (r for r in results["rows"] if r["model"] == model and r["defense"] == defense)
-    return next(rows, None)
-
-
 def in_points(gain: Estimate) -> str:
     """A difference in percentage points, with its interval.
 
     >>> in_points((0.134, 0.092, 0.175))
     '+13.4 points [+9.2, +17.5]'
     """
-    value, low, high = (100 * number for number in gain)
-    return f"{value:+.1f} points [{low:+.1f}, {high:+.1f}]"
+    value, low, high = (signed(number) for number in gain)
+    return f"{value} points [{low}, {high}]"
 
 
 def markdown(results: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ def differing_in(results: dict[str, Any], setting: str) -> list[dict[str, Any]]:
     """
     alike: dict[str, dict[str, Any]] = defaultdict(dict)
     for model, training in (results.get("trainings") or {}).items():
-        if training:
+        if training and setting in training:
             rest = {key: value for key, value in training.items() if key != setting}
-            alike[json.dumps(rest, sort_keys=True)][model] = training.get(setting)
+            alike[json.dumps(rest, sort_keys=True)][model] = training[setting]
     return [found for found in alike.values() if len(set(found.values())) > 1]

@@ -1,0 +1,44 @@
+"""A claim, and the rule by which intervals decide it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from mixup_inference.evaluation.accuracy import Estimate
+
+Verdict = Literal["holds", "does not hold", "undecided"]
+
+TRAINED = {"mixup": "a mixup-trained model", "iat": "interpolated AT"}
+#: Less accuracy than this is not worth speaking of: neither gained, nor lost.
+MARGIN = 0.03
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One of the paper's claims, and what this run says about it."""
+
+    claim: str
+    source: str
+    verdict: Verdict
+    evidence: str
+
+
+def verdict_of(gains: Iterable[Estimate], *, worth: float = 0.0) -> Verdict:
+    """Whether all of these are gains, by their 95% intervals.
+
+    It holds if all are surely positive. It does not if one is surely negative, or may be nothing
+    and is surely less than what is ``worth`` speaking of.
+
+    >>> verdict_of([(0.1, 0.05, 0.15)]), verdict_of([(0.1, -0.05, 0.25)])
+    ('holds', 'undecided')
+    >>> verdict_of([(0.1, 0.05, 0.15), (0.0, -0.01, 0.01)], worth=0.03)
+    'does not hold'
+    """
+    given = list(gains)
+    if given and all(low > 0 for _, low, _ in given):
+        return "holds"
+    if any(low <= 0 and high < worth for _, low, high in given):
+        return "does not hold"
+    return "undecided"

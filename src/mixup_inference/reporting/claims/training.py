@@ -1,0 +1,101 @@
+"""The claims that compare trainings: on which model does MI-OL gain more?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from mixup_inference.evaluation.accuracy import (
+    correlation,
+    difference,
+    from_bits,
+    newcombe,
+)
+from mixup_inference.reporting.claims.claim import MARGIN, TRAINED, Claim, verdict_of
+from mixup_inference.reporting.tables import hardest, in_points
+from mixup_inference.reporting.trainings import differing_in, objective_of
+
+Row = dict[str, Any]
+#: What a row of MI-OL has that does not say.
+USUAL_LAM = 0.5
+
+
+def claims_of_trainings(results: dict[str, Any]) -> Iterable[Claim | None]:
+    """With mixup and without, after a longer training, and after a matched one."""
+    models = {objective_of(results, row["model"]): row["model"] for row in results["rows"][::-1]}
+    for plain, mixed in (("erm", "mixup"), ("at", "iat")):
+        found = [_pairs(results, models.get(objective)) for objective in (mixed, plain)]
+        if all(found):
+            yield _gains_more(
+                results,
+                f"The gain comes from mixup training: MI-OL gains more on {mixed} than on {plain}.",
+                "Table 2, ablation",
+                {mixed: found[0][0], plain: found[1][0]},
+            )
+    for lengths in differing_in(results, "epochs"):
+        long, short = (pick(lengths, key=lengths.__getitem__) for pick in (max, min))
+        if objective_of(results, long) in TRAINED and (rows := _alike(results, long, short)):
+            yield _gains_more(
+                results,
+                f"Longer training makes MI-OL gain more ({objective_of(results, long)}).",
+                "Appendix B.1",
+                {f"{lengths[m]} epochs": row for m, row in zip((long, short), rows, strict=True)},
+            )
+    for ratios in differing_in(results, "lam"):
+        usual = next((model for model, lam in ratios.items() if lam is None), None)
+        for model, lam in ratios.items():
+            if lam is None or usual is None or objective_of(results, model) not in TRAINED:
+                continue
+            if rows := _alike(results, model, usual, lam=lam):
+                yield _gains_more(
+                    results,
+                    f"MI-OL gains more if training mixes with the same lambda, {lam:g}.",
+                    "Appendix B.1",
+                    {"the same lambda": rows[0], "lambda at random": rows[1]},
+                )
+
+
+def _pairs(results: dict[str, Any], model: str | None) -> list[tuple[Row, Row]]:
+    """A model's MI-OL rows, each beside the one without defence."""
+    same = [row for row in results["rows"] if row["model"] == model]
+    bare = [row for row in same if row["defense"] == "none"]
+    return [(row, bare[0]) for row in same if row["defense"] == "mi-ol" and bare]
+
+
+def _alike(
+    results: dict[str, Any], one: str, two: str, *, lam: float | None = None
+) -> tuple[tuple[Row, Row], tuple[Row, Row]] | None:
+    """The same for two models with the same settings of MI-OL, of this lambda if it is given."""
+    for first in _pairs(results, one):
+        for second in _pairs(results, two):
+            settings = [pair[0].get("settings") or {} for pair in (first, second)]
+            if settings[0] == settings[1] and lam in (None, settings[0].get("lam", USUAL_LAM)):
+                return first, second
+    return None
+
+
+def _gains_more(
+    results: dict[str, Any], claim: str, source: str, rows: dict[str, tuple[Row, Row]]
+) -> Claim | None:
+    """Whether MI-OL gains more in the first of two pairs than in the second."""
+    told, gaps = [], []
+    for column in hardest(results["columns"]):
+        pairs = [[row["cells"][column] for row in pair] for pair in rows.values()]
+        more, less = (difference(*pair) for pair in pairs)
+        gaps.append(newcombe(more, less, _together(pairs)))
+        words = [f"{n} {in_points(g)}" for n, g in zip(rows, (more, less), strict=True)]
+        told.append(f"{column}: {', '.join(words)}, the difference {in_points(gaps[-1])}")
+    if not gaps:
+        return None
+    evidence = f"{'; '.join(told)}; one training each."
+    return Claim(claim, source, verdict_of(gaps, worth=MARGIN), evidence)
+
+
+def _together(pairs: list[list[Row]]) -> float:
+    """How much the gains of two pairs of cells go together, point by point."""
+    if any(
+        "right" not in cell or cell["total"] != pairs[0][0]["total"] for p in pairs for cell in p
+    ):
+        return 0.0
+    right = [[from_bits(cell["right"], cell["total"]).double() for cell in p] for p in pairs]
+    return correlation(*(defended - bare for defended, bare in right))
