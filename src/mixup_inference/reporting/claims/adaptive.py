@@ -30,7 +30,7 @@ def claims_of_adaptive(results: dict[str, Any]) -> Iterable[Claim]:
         doubt = " Checks of the attacks failed." if found.broken else ""
         yield Claim(
             f"MI-OL makes {TRAINED[objective]} more robust to attackers who know it "
-            f"({found.title}).",
+            f"[{found.title}].",
             "Section 4.4, Figure 4",
             verdict,
             f"{found.title} {found.change}. {found.beside}{doubt}",

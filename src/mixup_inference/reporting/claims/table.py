@@ -20,7 +20,7 @@ def claims_of_table(results: dict[str, Any]) -> Iterable[Claim | None]:
     for objective, title in TRAINED.items():
         defended = _rows(results, objective, "mi-ol")
         for row in defended:
-            which = f" ({row['title']})" if len(defended) > 1 else ""
+            which = f" [{row['title']}]" if len(defended) > 1 else ""
             same = [other for other in results["rows"] if other["model"] == row["model"]]
             yield _better(
                 results,
