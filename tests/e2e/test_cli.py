@@ -223,6 +223,18 @@ def test_single_stages_build_on_each_other(finished, spec, tmp_path):
     assert results(output) == finished[2]
 
 
+def test_an_engine_on_the_command_line(finished, spec, tmp_path):
+    output = tmp_path / "out"
+    subprocess.run(["cp", "-r", finished[0], output], check=True)  # noqa: S607
+    done = call("evaluate", spec, "-o", output, "--engine", "folded")
+    assert "20 parts computed, 6 reused" in done.stdout  # all cells; models and attacks stay
+    assert results(output)["spec"]["engine"] == "folded"
+    for row, before in zip(results(output)["rows"], finished[2]["rows"], strict=True):
+        for column, cell in row["cells"].items():
+            assert abs(cell["correct"] - before["cells"][column]["correct"]) <= 1  # near-ties
+    assert "did you mean 'eager'" in call("evaluate", spec, "--engine", "eagre").stderr
+
+
 def test_quiet_prints_nothing(finished):
     output, _, _ = finished
     done = call("run", output.parent / "tiny.toml", "-o", output, "--quiet")

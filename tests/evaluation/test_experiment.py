@@ -87,6 +87,27 @@ def test_another_precision_is_another_model(tmp_path):
     assert spec.in_precision("bf16-mixed").recipe("mixup").precision == "bf16-mixed"
 
 
+def test_another_engine_computes_every_defence_of_an_experiment(tmp_path):
+    """Cells of their own, the same models and attacks; a row may still say otherwise."""
+    spec = parse_spec(SPEC.replace("draws = 2", 'draws = 2\nengine = "folded"'))
+    assert spec == parse_spec(SPEC).with_engine("folded")
+    plain, folded = (Experiment(one, tmp_path) for one in (parse_spec(SPEC), spec))
+    (row,), (column, *_) = spec.rows, plain.columns
+    assert plain.cell_part(row, column) != folded.cell_part(row, column)
+    assert plain.model_folder("mixup") == folded.model_folder("mixup")
+    for run, name in ((plain, "eager"), (folded, "folded")):
+        run._models["mixup"] = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        assert run.defense(row).engine == name
+    own = parse_spec(SPEC.replace('"mi-ol"', '"mi-ol"\nengine = "compiled"'))
+    other = Experiment(own.with_engine("folded"), tmp_path)
+    other._models["mixup"] = folded._models["mixup"]
+    assert other.defense(own.rows[0]).engine == "compiled"
+    with pytest.raises(InputError, match="did you mean 'folded'"):
+        parse_spec(SPEC.replace("draws = 2", 'engine = "foldet"'))
+    with pytest.raises(InputError, match="did you mean 'folded'"):
+        spec.with_engine("foldet")
+
+
 def test_margins_without_end_are_kept(tmp_path, monkeypatch):
     """Of a model that returns log(softmax), which is minus infinity where it is very sure."""
     spec = parse_spec(SPEC.replace("[models.mixup]", "[training]\nepochs = 1\n\n[models.mixup]"))

@@ -13,7 +13,7 @@ from torch import nn
 
 from mixup_inference import CombinedInference, GaussianNoise, InputError, MixupInference, evaluate
 from mixup_inference.models import engines
-from mixup_inference.models.engines import TOLERANCE, make_engine
+from mixup_inference.models.engines import ROUNDED, TOLERANCE, make_engine
 
 NEEDS = {"onnx": ("onnxruntime", "onnxscript"), "openvino": ("openvino",)}
 
@@ -92,6 +92,31 @@ def test_one_that_is_another_function_is_refused(trained, parts, monkeypatch):
     with pytest.raises(InputError, match="differs from the model"):
         make_engine("onnx", trained, parts["test"].pixels[:10])
     make_engine("auto", trained, parts["test"].pixels[:10])  # has others
+
+
+def test_bfloat16_rounds_and_is_refused_where_that_shows(trained, pool, parts):
+    x = parts["test"].pixels[:60]
+    run = make_engine("bfloat16", trained, x)
+    with torch.no_grad():
+        expected, found = trained(x).softmax(1), run(x).softmax(1)
+        coarse = make_engine("folded", copy.deepcopy(trained).bfloat16().float(), x)(x).softmax(1)
+    assert found.dtype == x.dtype
+    assert TOLERANCE < float((found - expected).abs().max()) <= ROUNDED  # it does round
+    assert not torch.equal(found, coarse)  # not the weights alone
+    first, second = expected.topk(2, 1).values.unbind(1)
+    clear = first - second > 2 * ROUNDED
+    assert torch.equal(found.argmax(1)[clear], expected.argmax(1)[clear])
+    mi = MixupInference(trained, pool, draws=5, engine="bfloat16")
+    exact = MixupInference(trained, pool, draws=5)
+    leaf, index = x.clone().requires_grad_(), torch.arange(60)
+    torch.testing.assert_close(mi(leaf, index=index), exact(x, index=index))  # gradients are exact
+
+    class Steep(nn.Module):
+        def forward(self, x):
+            return 10 * torch.sin(1000 * trained(x))
+
+    with pytest.raises(InputError, match=r"in a probability \(allowed: 0.1\)"):
+        make_engine("bfloat16", Steep().eval(), x)
 
 
 def test_mistakes(trained, pool, monkeypatch):

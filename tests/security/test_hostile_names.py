@@ -97,7 +97,7 @@ def run(tmp_path_factory):
     text += '[[rows]]\ntitle = "= MI"\nmodel = "m"\ndefense = "mi-ol"\n'
     spec, planned, done = parse_spec(text), io.StringIO(), io.StringIO()
     with patch("mixup_inference.evaluation.plan.SECONDS", 0.01), redirect_stdout(planned):
-        print_plan(spec, device="cpu", data_root=None)
+        print_plan(spec, Common())
     with redirect_stdout(done):
         work("run", spec, Common(output=folder / "runs"))
     return folder / "runs" / "tiny", planned.getvalue(), done.getvalue()

@@ -112,6 +112,9 @@ class Common:
 
     data_root: DataRoot = None
 
+    engine: str | None = None
+    "What computes defended networks, whatever the spec says: eager, folded, bfloat16, ..., auto."
+
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False
     "Print nothing but errors."
 
@@ -165,7 +168,7 @@ def run(
     loaded = loaded if points is None else loaded.on_points(points)
     loaded = loaded.smoke() if smoke else loaded
     if dry_run:
-        print_plan(loaded, device=common.device, data_root=common.data_root)
+        print_plan(loaded, common)
     else:
         work("run", loaded, common, processes)
 

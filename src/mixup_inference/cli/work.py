@@ -44,7 +44,7 @@ def open_experiment(
     bars = SILENT if common.quiet else RichProgress(console if console.is_terminal else None)
     logging.getLogger("mixup_inference").setLevel("WARNING" if common.quiet else "INFO")
     experiment = Experiment(
-        spec,
+        _with_engine(spec, common),
         common.output / spec.name,
         device=common.device,
         fabric=fabric,
@@ -54,6 +54,10 @@ def open_experiment(
     with alone_in(experiment.folder) if experiment.ranks.is_first else nullcontext():
         experiment.check()
         yield experiment
+
+
+def _with_engine(spec: Spec, common: Common) -> Spec:
+    return spec if common.engine is None else spec.with_engine(common.engine)
 
 
 @contextmanager
@@ -149,11 +153,11 @@ def _print_summary(listener: ConsoleListener, paths: list[Path], seconds: float)
         listener.say(f"  {path}")
 
 
-def print_plan(spec: Spec, *, device: str, data_root: Path | None) -> None:
+def print_plan(spec: Spec, common: Common) -> None:
     """What an experiment would compute, part by part, with an estimate of the time."""
-    data = spec.data
-    shape = shape_of(data.name, root=data_root, size=data.size, channels=data.channels)
-    speeds = measure_speeds(spec, shape, check_device(device))
+    data, spec = spec.data, _with_engine(spec, common)
+    shape = shape_of(data.name, root=common.data_root, size=data.size, channels=data.channels)
+    speeds = measure_speeds(spec, shape, check_device(common.device))
     table = Table(
         "stage", "what", title=Text(spec.title), title_justify="left", box=None, pad_edge=False
     )

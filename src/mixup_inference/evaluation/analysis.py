@@ -42,7 +42,7 @@ def _of_model(experiment: Experiment, name: str, *, tradeoffs: bool) -> dict[str
         "model": experiment.model_identity(name),
         "points": experiment.points_hash("test"),
         "seed": experiment.spec.seed,
-        **experiment.pool_identity,
+        **experiment.defense_identity,
     }
     attacks = {
         "attacks": [experiment.examples_identity(name, mode) for mode in attack.modes],
@@ -159,6 +159,7 @@ def _detection(experiment: Experiment, name: str, steps: int) -> Any:
         lams=spec.figures.lams,
         draws=spec.draws,
         seed=spec.seed,
+        engine=spec.engine,
         batch_size=experiment.batch_size,
         progress=experiment.progress,
     )

@@ -48,6 +48,7 @@ def answer(
     lams: Sequence[float],
     draws: int,
     seed: int,
+    engine: str = "eager",
     batch_size: int,
     progress: Progress = SILENT,
 ) -> Answers:
@@ -59,7 +60,7 @@ def answer(
         for kind, rule in RULES.items():
             for lam in lams:
                 inference = MixupInference(
-                    model, pool, labels=rule, lam=lam, draws=draws, seed=seed
+                    model, pool, labels=rule, lam=lam, draws=draws, seed=seed, engine=engine
                 ).to(device_of(model))
                 after[kind, lam] = {}
                 for name, points in sets.items():

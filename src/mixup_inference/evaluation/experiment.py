@@ -151,11 +151,14 @@ class Experiment:
         return Pool(images.images, images.labels, classes=images.classes)
 
     @cached_property
-    def pool_identity(self) -> dict[str, str]:
-        """What is drawn from, if it is not what models are trained on."""
-        if self.spec.data.pool == "train":
-            return {}
-        return {"pool": hash_tensors(self.pool.images, self.pool.labels)}
+    def defense_identity(self) -> dict[str, str]:
+        """What defences draw from and are computed with, where that is not the default."""
+        said = {}
+        if self.spec.data.pool != "train":
+            said["pool"] = hash_tensors(self.pool.images, self.pool.labels)
+        if self.spec.engine != "eager":
+            said["engine"] = self.spec.engine
+        return said
 
     def check(self) -> None:
         """Try every row's defence on one image, with a model that knows nothing if need be.
@@ -447,7 +450,7 @@ class Experiment:
             "seed": self.spec.seed,
             "batch_size": self.batch_size,
             "keeps": ("accuracy", "labels", "margins"),
-            **self.pool_identity,
+            **self.defense_identity,
         }
 
     def cell_part(self, row: RowSpec, column: Column) -> str:
@@ -478,12 +481,11 @@ class Experiment:
         """The defended model of a row; one module, so that what it prepares is prepared once."""
         if row.title in self._defenses:
             return self._defenses[row.title]
-        options: dict[str, Any] = (
-            {} if row.defense == "none" else {"draws": self.spec.draws, "seed": self.spec.seed}
-        )
-        made = make_defense(
-            row.defense, self.model(row.model), self.pool, **row.settings, **options
-        ).to(self.device)
+        spec = self.spec
+        options: dict[str, Any] = {"draws": spec.draws, "seed": spec.seed, "engine": spec.engine}
+        settings = row.settings if row.defense == "none" else options | row.settings
+        made = make_defense(row.defense, self.model(row.model), self.pool, **settings)
+        made = made.to(self.device)
         self._defenses[row.title] = made
         return made
 

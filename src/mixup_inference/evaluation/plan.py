@@ -27,6 +27,7 @@ from mixup_inference.evaluation.networks import build_network
 from mixup_inference.evaluation.spec import RowSpec, Spec
 from mixup_inference.evaluation.tuning import grid_of
 from mixup_inference.models import from_pretrained
+from mixup_inference.models.engines import make_engine
 from mixup_inference.pool import Pool
 from mixup_inference.training import Recipe
 
@@ -177,15 +178,17 @@ def measure_speeds(spec: Spec, shape: Shape, device: str = "cpu") -> dict[str, S
                 model = from_pretrained(weights)
             else:
                 model = build_network(network, classes=shape.classes, channels=shape.channels)
-            of_network[key] = _measure(model.to(device).eval(), x)
+            of_network[key] = _measure(model.to(device).eval(), x, spec.engine)
         speeds[name] = of_network[key]
     return speeds
 
 
-def _measure(model: nn.Module, x: Tensor) -> Speed:
+def _measure(model: nn.Module, x: Tensor, engine: str) -> Speed:
+    run = make_engine(engine, model, x)
+
     def forward() -> None:
         with torch.no_grad():
-            logits_of(model, x)
+            run(x)
 
     def both() -> None:
         logits_of(model, x.requires_grad_()).sum().backward()

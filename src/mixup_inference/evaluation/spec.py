@@ -29,6 +29,7 @@ from mixup_inference.evaluation.spec_table import (
 from mixup_inference.evaluation.tuning import grid_of
 from mixup_inference.files import is_file, parse_toml, read_text
 from mixup_inference.models import MODELS
+from mixup_inference.models.engines import check_engine
 from mixup_inference.pool import Pool
 from mixup_inference.training import Recipe
 from mixup_inference.training.recipe import Precision
@@ -252,13 +253,17 @@ def _with_preset(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Spec(Table):
-    """A whole experiment: train, attack, defend, measure, report."""
+    """A whole experiment: train, attack, defend, measure, report.
+
+    ``engine``: what computes the models inside defences where no gradient is needed.
+    """
 
     name: Name
     title: Title
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     draws: Count = 30
     batch_size: Count = 250
+    engine: str = "eager"
     data: DataSpec
     network: NetworkSpec | None = None
     training: TrainingSpec = TrainingSpec()
@@ -267,6 +272,11 @@ class Spec(Table):
     figures: FiguresSpec | None = None
     adaptive: AdaptiveSpec | None = None
     rows: Annotated[tuple[RowSpec, ...], Field(min_length=1)]
+
+    @field_validator("engine")
+    @classmethod
+    def _known_engine(cls, engine: str) -> str:
+        return check_engine(engine)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Spec:
@@ -381,6 +391,10 @@ class Spec(Table):
             if self.is_trained(name) and precision != (self.recipe(name).precision or "32-true"):
                 model["precision"] = precision
         return Spec.model_validate(document)
+
+    def with_engine(self, engine: str) -> Spec:
+        """The same experiment with another engine."""
+        return self.model_copy(update={"engine": check_engine(engine)})
 
     def smoke(self) -> Spec:
         """The same experiment cut down to see it run from end to end.

@@ -65,7 +65,7 @@ def trials_of(
         "draws": spec.draws,
         "seed": spec.seed,
         "batch_size": experiment.batch_size,
-        **experiment.pool_identity,
+        **experiment.defense_identity,
     }
 
     def compute() -> dict[str, Any]:
@@ -80,6 +80,7 @@ def trials_of(
             index=tuning.index,
             draws=spec.draws,
             seed=spec.seed,
+            engine=spec.engine,
             batch_size=experiment.batch_size,
             progress=experiment.progress,
         )

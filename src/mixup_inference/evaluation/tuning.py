@@ -90,15 +90,17 @@ def try_settings(
     index: Tensor | None = None,
     draws: int = 30,
     seed: int = 0,
+    engine: str = "eager",
     batch_size: int = 250,
     progress: Progress = SILENT,
 ) -> list[Trial]:
     """Clean and attacked accuracy of a defence for every setting of its grid."""
     grid = grid_of(defense) if grid is None else grid
     trials = []
+    options: dict[str, Any] = {"draws": draws, "seed": seed, "engine": engine}
     with progress.task(f"tune {defense}", len(grid) * (1 + len(attacked))) as task:
         for settings in grid:
-            defended = make_defense(defense, model, pool, **settings, draws=draws, seed=seed)
+            defended = make_defense(defense, model, pool, **settings, **options)
             measured = {}
             for name, x in {"clean": clean, **attacked}.items():
                 measured[name] = evaluate(

@@ -180,7 +180,7 @@ class Bench:
             "norm": self.norm,
             "repeats": self.spec.repeats,
             "batch_size": experiment.batch_size,
-            **experiment.pool_identity,
+            **experiment.defense_identity,
         }
 
     def options(self, points: LabelledImages) -> dict[str, Any]:

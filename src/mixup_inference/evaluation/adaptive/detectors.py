@@ -47,6 +47,7 @@ def _detect(bench: Bench, model: str, attacks: Mapping[str, KnowingSpec]) -> dic
         lam=bench.spec.detector_lam,
         draws=spec.draws,
         seed=spec.seed,
+        engine=spec.engine,
     ).to(experiment.device)
     detector.calibrate(
         bench.clean(calibration),
