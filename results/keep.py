@@ -1,6 +1,7 @@
 """Put finished runs into this folder, without pictures of the data.
 
-`python results/keep.py RUN...`.
+`python results/keep.py RUN...`; with `--join` first, the rows of a run of a part of an experiment are put
+among those that are kept of it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mixup_inference.evaluation import load_spec
 from mixup_inference.evaluation.sums import SUMS
 from mixup_inference.reporting import write_report, write_results
 
@@ -19,10 +21,12 @@ HERE = Path(__file__).parent
 SPARED = (".svg", ".json")
 
 
-def keep(run: Path, folder: Path) -> Path:
+def keep(run: Path, folder: Path, *, join: bool = False) -> Path:
     """The results of a run, its tables, report and figures, in a folder of its name."""
     results = without_pictures(json.loads((run / "results.json").read_text()))
     kept = folder / str(results["name"])
+    if join:
+        results = joined(json.loads((kept / "results.json").read_text()), results)
     shutil.rmtree(kept / "figures", ignore_errors=True)
     kept.mkdir(parents=True, exist_ok=True)
     write_results(results, kept)
@@ -32,6 +36,43 @@ def keep(run: Path, folder: Path) -> Path:
             path.unlink()
     (kept / SUMS).unlink()
     return kept
+
+
+def joined(kept: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
+    """The rows of two runs of parts of one experiment, in the experiment's order.
+
+    They must have measured the same: points, attacks, columns, draws, versions.
+    """
+    same = ("schema", "name", "title", "columns", "points", "seed", "device", "versions")
+    pairs = {key: (kept[key], added[key]) for key in same}
+    pairs |= {
+        f"spec.{key}": (kept["spec"].get(key), added["spec"].get(key))
+        for key in ("data", "attack", "draws", "batch_size")
+    }
+    for key, (one, other) in pairs.items():
+        if one != other:
+            raise ValueError(f"{key} differs: {one} is kept, {other} is to be added.")
+    engines = {run["spec"].get("engine", "eager") for run in (kept, added)}
+    if len(engines) > 1 and "bfloat16" in engines:
+        raise ValueError("one was computed in bfloat16, the other was not.")
+    if added["figures"] or added["adaptive"]:
+        raise ValueError("only rows can be joined, not figures or attackers who know the defence.")
+    order = [row.title for row in load_spec(kept["name"]).rows]
+    out = kept | {"spec": dict(kept["spec"])}
+    out.pop("checksum", None)
+    for where, its, theirs in (
+        (out, kept, added),
+        (out["spec"], kept["spec"], added["spec"]),
+    ):
+        rows = {row["title"]: row for row in (*its["rows"], *theirs["rows"])}
+        where["rows"] = sorted(rows.values(), key=lambda row: order.index(row["title"]))
+        where["models"] = its["models"] | theirs["models"]
+    for key in ("trainings", "artefacts"):
+        out[key] = kept[key] | added[key]
+    seconds = kept["timing"]["seconds"] + added["timing"]["seconds"]
+    trained = kept["timing"]["training_seconds"] | added["timing"]["training_seconds"]
+    out["timing"] = added["timing"] | {"seconds": seconds, "training_seconds": trained}
+    return out
 
 
 def without_pictures(results: dict[str, Any]) -> dict[str, Any]:
@@ -45,5 +86,6 @@ def without_pictures(results: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    for argument in sys.argv[1:]:
-        print(keep(Path(argument), HERE))
+    runs = [argument for argument in sys.argv[1:] if argument != "--join"]
+    for argument in runs:
+        print(keep(Path(argument), HERE, join="--join" in sys.argv))

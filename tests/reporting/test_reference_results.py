@@ -56,3 +56,33 @@ def test_keeping_a_run_takes_the_pictures_out(full, tmp_path):
     for name in ("results.json", "report.html"):
         assert not re.search(r"data:image|\"image\"", (kept / name).read_text())
     assert json.loads((kept / "results.json").read_text())["rows"] == full["rows"]
+
+
+def test_the_rows_of_two_parts_are_joined_in_the_experiments_order():
+    keep = script("keep")
+    whole = json.loads((ROOT / "results" / "cifar10" / "results.json").read_text())
+    whole.pop("checksum", None)
+
+    def part(*models):
+        document = json.loads(json.dumps(whole))
+        for where in (document, document["spec"]):
+            where["rows"] = [row for row in where["rows"] if row["model"] in models]
+        for where in (document["trainings"], document["spec"]["models"]):
+            for name in set(where) - set(models):
+                del where[name]
+        return document
+
+    models = list(whole["trainings"])
+    one, other = part(*models[1:]), part(models[0])
+    assert one["rows"]
+    assert other["rows"]
+    joined = keep.joined(one, other)
+    for key in ("rows", "trainings", "columns"):
+        assert joined[key] == whole[key]
+    assert joined["spec"]["rows"] == whole["spec"]["rows"]
+    assert keep.joined(joined, other)["rows"] == whole["rows"]  # measured again, not twice there
+    for key, value in (("seed", 1), ("points", {}), ("columns", ["clean"])):
+        with pytest.raises(ValueError, match=f"{key} differs"):
+            keep.joined(one, other | {key: value})
+    with pytest.raises(ValueError, match=r"spec\.attack differs"):
+        keep.joined(one, other | {"spec": other["spec"] | {"attack": None}})
