@@ -1,7 +1,7 @@
 """Put finished runs into this folder, without pictures of the data.
 
-`python results/keep.py RUN...`; with `--join` first, the rows of a run of a part of an experiment are put
-among those that are kept of it.
+`python results/keep.py RUN...`; with `--join` first, the rows of a run of a part of an experiment
+are put among those that are kept of it.
 """
 
 from __future__ import annotations

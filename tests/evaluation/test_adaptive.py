@@ -22,6 +22,7 @@ from mixup_inference.evaluation import (
 )
 from mixup_inference.evaluation.adaptive import adaptive
 from mixup_inference.evaluation.adaptive.bench import Bench, adaptive_rows
+from mixup_inference.evaluation.spec import smoke
 from mixup_inference.models import save_pretrained
 
 SPEC = """
@@ -298,7 +299,7 @@ def test_mistakes_in_a_spec_are_named(old, new, words):
 
 
 def test_smoke_is_small(spec):
-    small = spec.smoke()
+    small = smoke(spec)
     assert small.adaptive.points == 8
     names = [attack.name for attack in small.adaptive.attacks]
     assert names == [f"{attack.name} (smoke)" for attack in spec.adaptive.attacks]

@@ -8,6 +8,7 @@ import torch
 from mixup_inference.datasets import Dataset, load_dataset
 from mixup_inference.errors import InputError
 from mixup_inference.evaluation import Experiment, experiment, parse_spec
+from mixup_inference.evaluation.spec import in_precision, on_points, with_engine
 from mixup_inference.training import make_fabric
 
 SPEC = """
@@ -63,14 +64,14 @@ def test_without_a_test_part_there_is_no_such_pool(tmp_path):
 
 def test_fewer_points_are_the_first_of_the_same_experiment(tmp_path):
     whole = parse_spec(SPEC)
-    few = whole.on_points(7)
+    few = on_points(whole, 7)
     assert few.name == "tiny-7"
     all_of_it, part = (Experiment(spec, tmp_path / spec.name) for spec in (whole, few))
     assert torch.equal(part.points["test"].index, all_of_it.points["test"].index[:7])
     assert part.model_identity("mixup") == all_of_it.model_identity("mixup")
     for count, words in ((0, "at least 1"), (21, "has 20 test points, not 21")):
         with pytest.raises(InputError, match=words):
-            whole.on_points(count)
+            on_points(whole, count)
 
 
 def test_another_precision_is_another_model(tmp_path):
@@ -83,14 +84,14 @@ def test_another_precision_is_another_model(tmp_path):
         for one, fabric in ((spec, None), (said, None), (spec, fabric))
     )
     assert plain != by_spec == by_fabric
-    assert spec.in_precision("32-true") == spec
-    assert spec.in_precision("bf16-mixed").recipe("mixup").precision == "bf16-mixed"
+    assert in_precision(spec, "32-true") == spec
+    assert in_precision(spec, "bf16-mixed").recipe("mixup").precision == "bf16-mixed"
 
 
 def test_another_engine_computes_every_defence_of_an_experiment(tmp_path):
     """Cells of their own, the same models and attacks; a row may still say otherwise."""
     spec = parse_spec(SPEC.replace("draws = 2", 'draws = 2\nengine = "folded"'))
-    assert spec == parse_spec(SPEC).with_engine("folded")
+    assert spec == with_engine(parse_spec(SPEC), "folded")
     plain, folded = (Experiment(one, tmp_path) for one in (parse_spec(SPEC), spec))
     (row,), (column, *_) = spec.rows, plain.columns
     assert plain.cell_part(row, column) != folded.cell_part(row, column)
@@ -99,13 +100,13 @@ def test_another_engine_computes_every_defence_of_an_experiment(tmp_path):
         run._models["mixup"] = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
         assert run.defense(row).engine == name
     own = parse_spec(SPEC.replace('"mi-ol"', '"mi-ol"\nengine = "compiled"'))
-    other = Experiment(own.with_engine("folded"), tmp_path)
+    other = Experiment(with_engine(own, "folded"), tmp_path)
     other._models["mixup"] = folded._models["mixup"]
     assert other.defense(own.rows[0]).engine == "compiled"
     with pytest.raises(InputError, match="did you mean 'folded'"):
         parse_spec(SPEC.replace("draws = 2", 'engine = "foldet"'))
     with pytest.raises(InputError, match="did you mean 'folded'"):
-        spec.with_engine("foldet")
+        with_engine(spec, "foldet")
 
 
 def test_margins_without_end_are_kept(tmp_path, monkeypatch):

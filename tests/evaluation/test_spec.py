@@ -6,6 +6,7 @@ import pytest
 
 from mixup_inference import InputError
 from mixup_inference.evaluation import load_spec, parse_spec, shipped_specs
+from mixup_inference.evaluation.spec import smoke
 from mixup_inference.training import Recipe
 
 GOOD = """
@@ -182,7 +183,7 @@ def test_one_mistake_is_one_line():
 
 
 def test_a_small_spec_stays_small_under_smoke():
-    assert parse_spec(GOOD.replace("test = 50", "test = 4")).smoke().data.test == 4
+    assert smoke(parse_spec(GOOD.replace("test = 50", "test = 4"))).data.test == 4
 
 
 def test_rows_by_preset():
@@ -226,7 +227,7 @@ def test_the_paper_specs_have_the_papers_recipes():
 
 @pytest.mark.parametrize("name", shipped_specs())
 def test_every_spec_has_a_smoke_version(name):
-    spec = load_spec(name).smoke()
+    spec = smoke(load_spec(name))
     assert spec.name == f"{name}-smoke"
     assert spec.data.test == 32
     for model in filter(spec.is_trained, spec.models):

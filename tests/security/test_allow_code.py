@@ -10,6 +10,7 @@ from e2e.process import call
 from mixup_inference import InputError
 from mixup_inference.cli import app
 from mixup_inference.evaluation import check_spec, load_spec, parse_spec
+from mixup_inference.evaluation.spec import smoke
 from mixup_inference.models import import_model
 
 CODE = """
@@ -59,7 +60,7 @@ def test_code_in_a_spec_is_refused_by_name(text):
     spec = parse_spec(text, allow_code=True)
     with pytest.raises(InputError, match="is Python code"):
         check_spec(spec.model_dump(exclude_none=True))
-    assert spec.smoke().network_of("m").name == "evil_net:build"
+    assert smoke(spec).network_of("m").name == "evil_net:build"
 
 
 @pytest.mark.parametrize("name", [":", "a:", ":b", "a:b:c", " evil_net:build", "evil_net:build "])

@@ -162,11 +162,11 @@ def run(
 ) -> None:
     """Train, attack, defend, measure and report."""
     from mixup_inference.cli.work import print_plan, work  # noqa: PLC0415
-    from mixup_inference.evaluation import load_spec  # noqa: PLC0415
+    from mixup_inference.evaluation import spec as specs  # noqa: PLC0415
 
-    loaded = load_spec(spec, allow_code=common.allow_code)
-    loaded = loaded if points is None else loaded.on_points(points)
-    loaded = loaded.smoke() if smoke else loaded
+    loaded = specs.load_spec(spec, allow_code=common.allow_code)
+    loaded = loaded if points is None else specs.on_points(loaded, points)
+    loaded = specs.smoke(loaded) if smoke else loaded
     if dry_run:
         print_plan(loaded, common)
     else:

@@ -8,7 +8,7 @@ from mixup_inference.attacks import get_attack
 from mixup_inference.cli.one_model import OneModel, named_settings, number
 from mixup_inference.errors import InputError
 from mixup_inference.evaluation import Spec
-from mixup_inference.evaluation.spec_adaptive import KnowingSpec, standard_attacks
+from mixup_inference.evaluation.spec import KnowingSpec, standard_attacks
 
 #: What an attack needs in order to make sense.
 _NEEDS = {

@@ -23,6 +23,7 @@ from mixup_inference.evaluation.artefacts import leftovers
 from mixup_inference.evaluation.lock import working_in
 from mixup_inference.evaluation.places import check_device
 from mixup_inference.evaluation.runs import Run
+from mixup_inference.evaluation.spec import in_precision, with_engine
 from mixup_inference.progress import SILENT, RichProgress
 from mixup_inference.reporting import ConsoleListener, write_report, write_results
 
@@ -57,7 +58,7 @@ def open_experiment(
 
 
 def _with_engine(spec: Spec, common: Common) -> Spec:
-    return spec if common.engine is None else spec.with_engine(common.engine)
+    return spec if common.engine is None else with_engine(spec, common.engine)
 
 
 @contextmanager
@@ -82,7 +83,7 @@ def work(stage: str, spec: Spec, common: Common, processes: Processes | None = N
     """Do one stage of an experiment, telling the terminal about it."""
     started = time.perf_counter()
     if processes is not None and processes.precision is not None:
-        spec = spec.in_precision(processes.precision)
+        spec = in_precision(spec, processes.precision)
     with together(spec, common, processes) as fabric:
         if fabric is not None and not fabric.is_global_zero:
             common = replace(common, quiet=True)

@@ -18,8 +18,7 @@ from mixup_inference.evaluation.adaptive.bench import (
     is_mixup,
     sample_attacks,
 )
-from mixup_inference.evaluation.spec import RowSpec, Spec
-from mixup_inference.evaluation.spec_adaptive import KnowingSpec
+from mixup_inference.evaluation.spec import KnowingSpec, RowSpec, Spec
 from mixup_inference.pool import Pool
 
 

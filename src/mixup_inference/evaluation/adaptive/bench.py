@@ -14,8 +14,7 @@ from mixup_inference.datasets import LabelledImages
 from mixup_inference.draws import derive_seed
 from mixup_inference.evaluation.experiment import Experiment
 from mixup_inference.evaluation.robust import RobustAccuracy
-from mixup_inference.evaluation.spec import RowSpec
-from mixup_inference.evaluation.spec_adaptive import AdaptiveSpec, KnowingSpec
+from mixup_inference.evaluation.spec import AdaptiveSpec, KnowingSpec, RowSpec
 
 #: Attackers who know more than the defence's code: they do not count for the worst case.
 KNOWS_THE_SEED = "frozen"

@@ -14,8 +14,7 @@ from mixup_inference.detection import MixupDetector, auc, auc_interval
 from mixup_inference.evaluation.adaptive.bench import Bench, adaptive_rows
 from mixup_inference.evaluation.detecting import FALSE_POSITIVES, share
 from mixup_inference.evaluation.robust import RobustAccuracy
-from mixup_inference.evaluation.spec import RowSpec
-from mixup_inference.evaluation.spec_adaptive import KnowingSpec
+from mixup_inference.evaluation.spec import KnowingSpec, RowSpec
 
 
 def detector(bench: Bench, model: str) -> dict[str, Any]:

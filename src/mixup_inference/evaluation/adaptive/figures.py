@@ -10,8 +10,7 @@ from mixup_inference.attacks import eot_pgd
 from mixup_inference.evaluation.adaptive.bench import Bench, adaptive_rows, is_mixup, sample_attacks
 from mixup_inference.evaluation.pictures import png, top
 from mixup_inference.evaluation.robust import RobustAccuracy
-from mixup_inference.evaluation.spec import RowSpec
-from mixup_inference.evaluation.spec_adaptive import KnowingSpec
+from mixup_inference.evaluation.spec import KnowingSpec, RowSpec
 
 
 def samples(bench: Bench, row: RowSpec) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 from mixup_inference.attacks import attack_title, check_settings, get_attack
 from mixup_inference.checks import check_number
 from mixup_inference.errors import InputError
-from mixup_inference.evaluation.spec_table import Count, NotNegative, Table, Title
+from mixup_inference.evaluation.spec.table import Count, NotNegative, Table, Title
 
 
 class KnowingSpec(Table):
