@@ -173,7 +173,9 @@ def run(
         work("run", loaded, common, processes)
 
 
-@app.command(help_epilogue=examples("train digits", "train paper-cifar10 --devices 4 --device cuda"))
+@app.command(
+    help_epilogue=examples("train digits", "train paper-cifar10 --devices 4 --device cuda")
+)
 def train(
     spec: Spec = "digits", /, *, processes: Processes = ALONE, common: Common = COMMON
 ) -> None:
