@@ -306,8 +306,9 @@ def test_frozen_combined_is_attacked_on_its_own_draws(trained, pool, points):
 
 
 def test_the_gap_of_a_frozen_defence_is_the_one_that_decides_its_answer():
-    batch = SimpleNamespace(seed=0, index=torch.arange(9) + 4, y=Y)
     combined = CombinedInference(MODEL, POOL, draws=4).frozen()
+    victim = SimpleNamespace(module=combined)
+    batch = SimpleNamespace(victim=victim, seed=0, index=torch.arange(9) + 4, y=Y)
     log_p, gap = module._gate(combined).look(batch, X, 99)
     ranked = gap.detach().sort().values
     for count in range(1, 9):  # so many stay under the threshold, and keep F's answer

@@ -233,6 +233,9 @@ def test_an_engine_on_the_command_line(finished, spec, tmp_path):
         for column, cell in row["cells"].items():
             assert abs(cell["correct"] - before["cells"][column]["correct"]) <= 1  # near-ties
     assert "did you mean 'eager'" in call("evaluate", spec, "--engine", "eagre").stderr
+    done = call("evaluate", spec, "-o", output, "--attack-precision", "bf16-mixed")
+    assert "20 parts computed, 6 reused" in done.stdout  # models and clean cells stay
+    assert results(output)["spec"]["attack"]["precision"] == "bf16-mixed"
 
 
 def test_quiet_prints_nothing(finished):

@@ -8,7 +8,13 @@ import torch
 from mixup_inference.datasets import Dataset, load_dataset
 from mixup_inference.errors import InputError
 from mixup_inference.evaluation import Experiment, experiment, parse_spec
-from mixup_inference.evaluation.spec import in_precision, on_points, with_engine
+from mixup_inference.evaluation.spec import (
+    in_precision,
+    on_points,
+    with_attack_precision,
+    with_engine,
+)
+from mixup_inference.models import engines
 from mixup_inference.training import make_fabric
 
 SPEC = """
@@ -107,6 +113,30 @@ def test_another_engine_computes_every_defence_of_an_experiment(tmp_path):
         parse_spec(SPEC.replace("draws = 2", 'engine = "foldet"'))
     with pytest.raises(InputError, match="did you mean 'folded'"):
         with_engine(spec, "foldet")
+
+
+def test_an_engine_that_is_not_there_is_found_before_anything_is_trained(tmp_path, monkeypatch):
+    def missing(_, __):
+        raise InputError("this engine needs openvino")
+
+    monkeypatch.setitem(engines.ENGINES, "openvino", missing)
+    for engine in ("eager", "folded"):
+        Experiment(with_engine(parse_spec(SPEC), engine), tmp_path).check()
+    with pytest.raises(InputError, match="needs openvino"):
+        Experiment(with_engine(parse_spec(SPEC), "openvino"), tmp_path).check()
+    assert not list(tmp_path.glob("*/*"))
+
+
+def test_attacks_in_another_precision_are_others(tmp_path):
+    attacked = f"{SPEC}\n[attack]\neps = 0.1\nstep = 0.1\n"
+    spec = parse_spec(f'{attacked}precision = "bf16-mixed"\n')
+    assert spec == with_attack_precision(parse_spec(attacked), "bf16-mixed")
+    assert with_attack_precision(parse_spec(SPEC), "bf16-mixed") == parse_spec(SPEC)
+    plain, rounded = (Experiment(one, tmp_path) for one in (parse_spec(attacked), spec))
+    one, other = (run.examples_identity("mixup", "untargeted") for run in (plain, rounded))
+    assert "precision" not in one["attack"]  # so that examples of earlier runs are found
+    assert other["attack"]["precision"] == "bf16-mixed"
+    assert plain.model_folder("mixup") == rounded.model_folder("mixup")
 
 
 def test_margins_without_end_are_kept(tmp_path, monkeypatch):

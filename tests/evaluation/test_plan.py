@@ -98,10 +98,11 @@ def test_the_paper_needs_31_passes_an_image():
     assert training["iat"].backward == 200 * 50_000 * 12
 
 
-def test_time_follows_from_the_two_speeds():
-    speed = Speed(forward=100.0, both=20.0)
+def test_time_follows_from_the_speeds():
+    speed = Speed(forward=100.0, attack=20.0, training=5.0)
     assert speed.seconds(Work("measure", "", "m", 500)) == 5
     assert speed.seconds(Work("attack", "", "m", 300, 200)) == 1 + 10
+    assert speed.seconds(Work("train", "", "m", 200, 200)) == 40
 
 
 def test_without_settings_to_trade_off_nothing_is_attacked_for_them():

@@ -11,10 +11,10 @@ from torch import nn
 
 from mixup_inference import CombinedInference, MixupInference, create_model, pgd
 from mixup_inference.attacks import eot_pgd, transfer
-from mixup_inference.attacks.pgd import quick
+from mixup_inference.attacks.quick import quick
 from mixup_inference.classifier import count_passes
 from mixup_inference.models import MODELS
-from mixup_inference.models.folding import WORTHWHILE, faster, fold, is_same
+from mixup_inference.models.folding import ROUNDED, WORTHWHILE, faster, fold, is_same
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
@@ -243,7 +243,35 @@ def test_same_is_about_log_probabilities():
     shifted = copy.deepcopy(model)
     with torch.no_grad():
         shifted[1].bias += 5  # the same softmax
-    assert is_same(model, shifted, x)
+    assert is_same(model, fold(shifted), x)
     with torch.no_grad():
         shifted[1].bias[0] += 0.01
-    assert not is_same(model, shifted, x)
+    assert not is_same(model, fold(shifted), x)
+
+
+def test_a_copy_may_round(trained, parts):
+    x = parts["test"].pixels[:40]
+    exact, rounded = fold(trained), fold(trained, rounds=True)
+    with torch.no_grad():
+        difference = (exact(x).softmax(1) - rounded(x).softmax(1)).abs().max()
+    assert 1e-4 < float(difference) <= ROUNDED
+    assert rounded(x).dtype == x.dtype
+    assert is_same(trained, rounded, x)
+    leaf = x.clone().requires_grad_()
+    one, other = (torch.autograd.grad(copy_(leaf).logsumexp(1).sum(), leaf)[0] for copy_ in
+                  (exact, rounded))  # fmt: skip
+    assert not torch.equal(one, other)
+    cosine = nn.functional.cosine_similarity(one.flatten(1), other.flatten(1))
+    assert float(cosine.mean()) > 0.98
+
+    class Steep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside = trained
+
+        def forward(self, x):
+            return 10 * torch.sin(1000 * self.inside(x))
+
+    assert faster(trained, x, images=WORTHWHILE, rounds=True).rounds
+    steep = faster(Steep().eval(), x, images=WORTHWHILE, rounds=True)
+    assert not getattr(steep, "rounds", False)  # there it would be another function

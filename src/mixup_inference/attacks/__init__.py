@@ -10,6 +10,7 @@ from mixup_inference.attacks.losses import LOSSES
 from mixup_inference.attacks.paper import official_adaptive, paper_adaptive
 from mixup_inference.attacks.peers import check_peer, library_version, peer_attack, peer_names
 from mixup_inference.attacks.pgd import pgd, random_targets
+from mixup_inference.attacks.quick import Precision
 from mixup_inference.attacks.registry import (
     ATTACKS,
     attack_title,
@@ -28,6 +29,7 @@ __all__ = [
     "Averaged",
     "Ball",
     "Common",
+    "Precision",
     "Victim",
     "apgd_eot",
     "attack_title",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, Unpack
 
 import torch
@@ -89,23 +90,16 @@ def detector_aware(
     if isinstance(detector, MixupDetector):
         return run(
             "detector-aware", detector.inference, x, y, plan.evade, options, draws=draws,
-            ticks=len(plan.sizes), judged=detector, fold=False,
+            ticks=len(plan.sizes), judged=detector,
         )  # fmt: skip
-
-    def either(batch: Batch) -> Found:
-        return _either(batch, detector, plan)
-
-    ticks = 2 * len(plan.sizes)
-    return run(
-        "detector-aware", detector, x, y, either, options, draws=draws, ticks=ticks, fold=False
-    )
+    either, ticks = partial(_either, plan), 2 * len(plan.sizes)
+    return run("detector-aware", detector, x, y, either, options, draws=draws, ticks=ticks)
 
 
 @dataclass(frozen=True)
 class _Gate:
     """What lets an input pass: a gap that does not exceed the threshold."""
 
-    inference: MixupInference
     threshold: float
     convention: Convention
     frozen: int | None = None  # how many draws, if they are always the same
@@ -117,16 +111,19 @@ class _Gate:
         name, index = ("index", repr(("attack", batch.seed, *stream))), batch.index
         if self.frozen is not None:  # those of MI-Combined
             name, index, draws = ("detect", "frozen"), torch.zeros_like(index), self.frozen
-        before = self.inference.base_log_probs(image)
+        attacked = batch.victim.module
+        inference = attacked.detector if isinstance(attacked, CombinedInference) else attacked
+        assert isinstance(inference, MixupInference)
+        before = inference.base_log_probs(image)
         check_labels(batch.y, count=len(image), classes=before.shape[1])
-        after = self.inference.average(image, before.detach().argmax(1), name, index, draws)
+        after = inference.average(image, before.detach().argmax(1), name, index, draws)
         return before[:, None], gap(before, after, self.convention)
 
 
 def _gate(detector: MixupDetector | CombinedInference) -> _Gate:
     if isinstance(detector, CombinedInference):
         frozen = None if detector.fresh else detector.draws
-        return _Gate(detector.detector, detector.threshold, detector.convention, frozen)
+        return _Gate(detector.threshold, detector.convention, frozen)
     if not isinstance(detector, MixupDetector):
         raise InputError(
             "detector_aware attacks a MixupDetector or a CombinedInference; saw "
@@ -134,7 +131,7 @@ def _gate(detector: MixupDetector | CombinedInference) -> _Gate:
         )
     if detector.threshold is None:
         raise InputError("the detector has no threshold; call calibrate(x_clean) first.")
-    return _Gate(detector.inference, detector.threshold, detector.convention)
+    return _Gate(detector.threshold, detector.convention)
 
 
 @dataclass(frozen=True)
@@ -212,8 +209,10 @@ def without_conflict(direction: Tensor, other: Tensor) -> Tensor:
     return direction - per_sample(along / square) * other
 
 
-def _either(batch: Batch, combined: CombinedInference, plan: _Plan) -> Found:
+def _either(plan: _Plan, batch: Batch) -> Found:
     """Not detected and F wrong, or detected and MI-OL wrong: what fools more, point by point."""
+    combined = batch.victim.module
+    assert isinstance(combined, CombinedInference)
     answering = batch  # a frozen one answers with its own draws: climb its whole answer
     if combined.fresh:
         answering = replace(batch, victim=Victim(combined.defender, batch.x, seed=batch.seed))

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from mixup_inference.attacks.ball import Ball, Norm, gradient_of, length
 from mixup_inference.attacks.judge import judge
 from mixup_inference.attacks.losses import get_loss
-from mixup_inference.attacks.pgd import quick, random_targets
+from mixup_inference.attacks.pgd import random_targets
+from mixup_inference.attacks.quick import Precision, quick
 from mixup_inference.attacks.victim import Victim
 from mixup_inference.checks import (
     check_images,
@@ -41,6 +42,8 @@ class Common(TypedDict, total=False):
     seed: of starts, targets and the attack's draws, which belong to a point, not to a batch.
     index: the points' positions in their data set; 0, 1, 2, ... by default.
     batch_size: how many images go through F at once: with K draws, so many / K points.
+    precision: of the attack's own passes: "32-true", or "bf16-mixed" to compute in bfloat16 where
+        that is nearly the same (see ``quick``). The judge computes as the defence does.
     ranks: the processes that share the points, each of which calls the attack with all of them.
     progress: where to report.
     """
@@ -53,6 +56,7 @@ class Common(TypedDict, total=False):
     seed: int
     index: Tensor | None
     batch_size: int
+    precision: Precision
     ranks: Ranks
     progress: Progress
 
@@ -178,7 +182,9 @@ def run(
     seed = check_int(options.get("seed", 0), what="seed", least=0)
     batch_size = check_int(options.get("batch_size", 256), what="batch_size", least=1)
     ball = Ball(options.get("norm", "linf"), options.get("eps", 8 / 255))
-    attacked = quick(defense, x, images=ticks * len(x)) if fold else defense
+    precision = options.get("precision", "32-true")
+    images = ticks * len(x)
+    attacked = quick(defense, x, images=images, precision=precision) if fold else defense
     victim = Victim(attacked, x, seed=seed)
     target = _targets(victim, x, y, index, seed, options)
     one, many = victim.images(1), victim.images(check_int(draws, what="draws", least=1))

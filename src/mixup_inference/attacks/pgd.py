@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mixup_inference.attacks.ball import Ball, Norm, climb, gradient_of
-from mixup_inference.attacks.victim import is_random
+from mixup_inference.attacks.quick import Precision, quick
 from mixup_inference.checks import (
     check_images,
     check_index,
@@ -18,11 +18,10 @@ from mixup_inference.checks import (
     check_labels,
     check_number,
 )
-from mixup_inference.classifier import batch_for, check_model, logits_of
+from mixup_inference.classifier import batch_for, logits_of
 from mixup_inference.defenses import StochasticModule, within_memory
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError, unknown_name
-from mixup_inference.models.folding import faster, pays
 from mixup_inference.progress import SILENT, Progress
 from mixup_inference.ranks import ALONE, Ranks
 from mixup_inference.timing import Stage, timed
@@ -44,6 +43,7 @@ class PGDOptions(TypedDict, total=False):
     seed: int
     index: Tensor | None
     batch_size: int
+    precision: Precision
     ranks: Ranks
     progress: Progress
 
@@ -81,6 +81,7 @@ def pgd(
     index: Tensor | None = None,
     snapshots: Iterable[int] | None = None,
     batch_size: int = 256,
+    precision: Precision = "32-true",
     ranks: Ranks = ALONE,
     progress: Progress = SILENT,
 ) -> Tensor | dict[int, Tensor]:
@@ -109,6 +110,7 @@ def pgd(
         snapshots: step counts; returns ``{count: examples}`` from one trajectory.
         batch_size: how many points are attacked at a time, at most: on a CPU no more of a plain
             network's than what its caches hold, which changes nothing but the time.
+        precision: of the attack's own passes; see ``quick``.
         ranks: the processes that share the points, each of which calls this with all of them.
         progress: where to report.
     """
@@ -129,7 +131,7 @@ def pgd(
     if not at or at[0] < 0 or at[-1] > steps:
         raise InputError(f"snapshots must lie between 0 and steps = {steps}; saw {at}.")
     ball, sizes = Ball(norm, eps), at[-1] * [check_number(step, what="step", least=0)]
-    model = quick(model, x, images=at[-1] * len(x))
+    model = quick(model, x, images=at[-1] * len(x), precision=precision)
     start_key = make_key(check_int(seed, what="seed", least=0), "pgd start")
     check_int(batch_size, what="batch_size", least=1)
     if not isinstance(model, StochasticModule):
@@ -157,22 +159,6 @@ def pgd(
     joined = (torch.cat(images).to(x.device) for images in zip(*found, strict=True))
     examples = dict(zip(at, joined, strict=True))
     return examples[steps] if snapshots is None else examples
-
-
-def quick(model: nn.Module, x: Tensor, *, images: int) -> nn.Module:
-    """The same model or defence, around a folded copy of F where that pays for so many images.
-
-    Only if F has no randomness, which a copy might lose.
-    """
-    defense = model if isinstance(model, StochasticModule) else None
-    base = check_model(model) if defense is None else defense.model
-    images *= 1 if defense is None else defense.draws
-    if not pays(base, images=images) or is_random(base, x):
-        return model
-    folded = faster(base, x, images=images)
-    if folded is base:
-        return model
-    return folded if defense is None else defense.with_model(folded)
 
 
 def _gradient(

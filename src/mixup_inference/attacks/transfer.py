@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from mixup_inference.attacks.eot import better
 from mixup_inference.attacks.job import Attacked, Batch, Common, Found, run, step_size
-from mixup_inference.attacks.pgd import pgd, quick
+from mixup_inference.attacks.pgd import pgd
+from mixup_inference.attacks.quick import quick
 from mixup_inference.attacks.victim import base_of, seeded
 from mixup_inference.checks import check_images, check_int
 from mixup_inference.classifier import Passes, count_passes
@@ -54,7 +55,8 @@ def transfer(
     for model in given:
         if not isinstance(model, nn.Module):
             raise InputError(f"surrogates must be torch modules; saw {type(model).__name__}.")
-    models = [quick(model, x, images=steps * len(x)) for model in given]
+    precision = options.get("precision", "32-true")
+    models = [quick(model, x, images=steps * len(x), precision=precision) for model in given]
     size = step_size(step, options)
 
     def attack(batch: Batch) -> Found:

@@ -115,6 +115,9 @@ class Common:
     engine: str | None = None
     "What computes defended networks, whatever the spec says: eager, folded, bfloat16, ..., auto."
 
+    attack_precision: Literal["32-true", "bf16-mixed"] | None = None
+    "Of the attacks' own passes, whatever the spec says. Their examples are judged by the engine."
+
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False
     "Print nothing but errors."
 

@@ -23,7 +23,7 @@ from mixup_inference.evaluation.artefacts import leftovers
 from mixup_inference.evaluation.lock import working_in
 from mixup_inference.evaluation.places import check_device
 from mixup_inference.evaluation.runs import Run
-from mixup_inference.evaluation.spec import in_precision, with_engine
+from mixup_inference.evaluation.spec import in_precision, with_attack_precision, with_engine
 from mixup_inference.progress import SILENT, RichProgress
 from mixup_inference.reporting import ConsoleListener, write_report, write_results
 
@@ -45,7 +45,7 @@ def open_experiment(
     bars = SILENT if common.quiet else RichProgress(console if console.is_terminal else None)
     logging.getLogger("mixup_inference").setLevel("WARNING" if common.quiet else "INFO")
     experiment = Experiment(
-        _with_engine(spec, common),
+        _as_asked(spec, common),
         common.output / spec.name,
         device=common.device,
         fabric=fabric,
@@ -57,8 +57,13 @@ def open_experiment(
         yield experiment
 
 
-def _with_engine(spec: Spec, common: Common) -> Spec:
-    return spec if common.engine is None else with_engine(spec, common.engine)
+def _as_asked(spec: Spec, common: Common) -> Spec:
+    """The spec with what the command line says instead of it."""
+    if common.engine is not None:
+        spec = with_engine(spec, common.engine)
+    if common.attack_precision is not None:
+        spec = with_attack_precision(spec, common.attack_precision)
+    return spec
 
 
 @contextmanager
@@ -156,7 +161,7 @@ def _print_summary(listener: ConsoleListener, paths: list[Path], seconds: float)
 
 def print_plan(spec: Spec, common: Common) -> None:
     """What an experiment would compute, part by part, with an estimate of the time."""
-    data, spec = spec.data, _with_engine(spec, common)
+    data, spec = spec.data, _as_asked(spec, common)
     shape = shape_of(data.name, root=common.data_root, size=data.size, channels=data.channels)
     speeds = measure_speeds(spec, shape, check_device(common.device))
     table = Table(

@@ -24,6 +24,7 @@ from mixup_inference.classifier import (
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import MixupInferenceWarning, unknown_name
 from mixup_inference.models.engines import Run, check_engine, make_engine
+from mixup_inference.models.folding import Folded
 from mixup_inference.timing import Stage, timed
 
 #: Default size of a chunk, in pixels (channels included): 1,024 images of CIFAR's size.
@@ -134,8 +135,10 @@ class StochasticModule(nn.Module, ABC):
         return self
 
     def _around(self, model: nn.Module) -> Self:
-        """A shallow copy with another model."""
+        """A shallow copy with another model; a folded one needs no other engine."""
         twin = copy.copy(self)
+        if isinstance(model, Folded):
+            twin.engine = "eager"
         twin._modules = self._modules | {"model": model}
         return twin
 

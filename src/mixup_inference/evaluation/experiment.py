@@ -47,6 +47,7 @@ from mixup_inference.models import (
     read_checkpoint,
     save_pretrained,
 )
+from mixup_inference.models.engines import make_engine
 from mixup_inference.pool import Pool
 from mixup_inference.progress import SILENT, Progress
 from mixup_inference.ranks import Ranks
@@ -163,10 +164,15 @@ class Experiment:
     def check(self) -> None:
         """Try every row's defence on one image, with a model that knows nothing if need be.
 
-        So a setting that does not fit the images or the model, or a class without training
-        images, is found before anything is trained or attacked.
+        So a setting that does not fit the images or the model, a class without training images, or
+        an engine that is not installed is found before anything is trained or attacked.
         """
         image = self.points["train"].take(torch.arange(1)).pixels
+        if self.spec.engine != "eager":
+            for name in self.spec.used_models:
+                trained = self.spec.is_trained(name)
+                model = self._untrained(name).eval() if trained else self.model(name)
+                make_engine(self.spec.engine, model.to(self.device), image.to(self.device))
         for row in self.spec.rows:
             trained = self.spec.is_trained(row.model)
             model = Blank(self.pool.classes) if trained else self.model(row.model)
@@ -331,7 +337,7 @@ class Experiment:
         assert self.spec.attack is not None
         return {
             "model": self.model_identity(name),
-            "attack": self.spec.attack.model_dump(mode="json", exclude={"modes"}),
+            "attack": self.spec.attack.identity,
             "mode": mode,
             "batch_size": self.batch_size,
             "seed": self._attack_seed,
@@ -376,6 +382,7 @@ class Experiment:
             index=points.index,
             snapshots=attack.steps,
             batch_size=self.batch_size,
+            precision=attack.precision,
             ranks=self.ranks,
             progress=self.progress,
         )

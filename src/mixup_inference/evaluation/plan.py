@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mixup_inference.attacks import Precision
+from mixup_inference.attacks.quick import quick
 from mixup_inference.classifier import count_passes, logits_of
 from mixup_inference.datasets import Shape
 from mixup_inference.defenses import make_defense
@@ -29,6 +31,7 @@ from mixup_inference.evaluation.spec import RowSpec, Spec
 from mixup_inference.evaluation.tuning import grid_of
 from mixup_inference.models import from_pretrained
 from mixup_inference.models.engines import make_engine
+from mixup_inference.models.folding import WORTHWHILE
 from mixup_inference.pool import Pool
 from mixup_inference.training import Recipe
 
@@ -49,14 +52,16 @@ class Work:
 
 @dataclass(frozen=True)
 class Speed:
-    """Images a second: forward only, and forward and backward."""
+    """Images a second: forward only, and forward and backward as in attacks and in training."""
 
     forward: float
-    both: float
+    attack: float
+    training: float
 
     def seconds(self, work: Work) -> float:
         """How long a piece of work takes."""
-        return (work.forward - work.backward) / self.forward + work.backward / self.both
+        both = self.training if work.stage == "train" else self.attack
+        return (work.forward - work.backward) / self.forward + work.backward / both
 
 
 def plan(spec: Spec, shape: Shape) -> list[Work]:
@@ -168,6 +173,7 @@ def defense_passes(row: RowSpec, draws: int, shape: Shape) -> int:
 def measure_speeds(spec: Spec, shape: Shape, device: str = "cpu") -> dict[str, Speed]:
     """The speed of each model's network on this machine, at the experiment's batch size."""
     x = torch.rand(min(spec.batch_size, 64), shape.channels, *shape.size, device=device)
+    precision = spec.attack.precision if spec.attack else "32-true"
     speeds: dict[str, Speed] = {}
     of_network: dict[str, Speed] = {}
     for name in spec.models:
@@ -179,26 +185,31 @@ def measure_speeds(spec: Spec, shape: Shape, device: str = "cpu") -> dict[str, S
                 model = from_pretrained(weights)
             else:
                 model = build_network(network, classes=shape.classes, channels=shape.channels)
-            of_network[key] = _measure(model.to(device).eval(), x, spec.engine)
+            of_network[key] = _measure(model.to(device).eval(), x, spec.engine, precision)
         speeds[name] = of_network[key]
     return speeds
 
 
-def _measure(model: nn.Module, x: Tensor, engine: str) -> Speed:
+def _measure(model: nn.Module, x: Tensor, engine: str, precision: Precision) -> Speed:
     run = partial(logits_of, model) if engine == "eager" else make_engine(engine, model, x[:8])
+    climbed = quick(model, x, images=WORTHWHILE, precision=precision)
 
     def forward() -> None:
         with torch.no_grad():
             run(x)
 
-    def both() -> None:
-        logits_of(model, x.requires_grad_()).sum().backward()
+    def attack() -> None:
+        leaf = x.detach().requires_grad_()
+        torch.autograd.grad(logits_of(climbed, leaf).sum(), leaf)
+
+    def training() -> None:
+        logits_of(model, x.detach().requires_grad_()).sum().backward()
 
     started = time.perf_counter()
     forward()
     if time.perf_counter() - started > SECONDS:
         x = x[:8]  # a large network: its speed hardly depends on the size of the batch
-    return Speed(_rate(forward, len(x)), _rate(both, len(x)))
+    return Speed(_rate(forward, len(x)), _rate(attack, len(x)), _rate(training, len(x)))
 
 
 def _rate(job: Callable[[], None], images: int) -> float:

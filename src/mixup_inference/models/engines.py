@@ -18,15 +18,13 @@ from torch import Tensor, nn
 
 from mixup_inference.classifier import eval_mode, unwrap
 from mixup_inference.errors import InputError, unknown_name
-from mixup_inference.models.folding import bare, fold
+from mixup_inference.models.folding import ROUNDED, bare, fold
 from mixup_inference.timing import Stage, timed
 
 Run = Callable[[Tensor], Tensor]
 
 #: Largest difference of log-probabilities from those of the model itself.
 TOLERANCE = 1e-4
-#: Largest difference of probabilities for the engine that rounds.
-ROUNDED = 0.1
 _ROUNDS = 3
 
 
@@ -97,15 +95,8 @@ def _folded(model: nn.Module, x: Tensor) -> Run:
     return _eager(fold(model), x)
 
 
-def _bfloat16(model: nn.Module, _: Tensor) -> Run:
-    folded = fold(model)
-
-    def run(x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, torch.bfloat16):
-            out: Tensor = folded(x)
-        return out.to(x.dtype)
-
-    return run
+def _bfloat16(model: nn.Module, x: Tensor) -> Run:
+    return _eager(fold(model, rounds=True), x)
 
 
 def _compiled(model: nn.Module, _: Tensor) -> Run:

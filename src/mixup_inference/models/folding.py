@@ -1,13 +1,15 @@
 """A copy of a classifier for inference and attacks: the same function, fewer operations.
 
 Batch norms in eval mode are affine, so they fold into the convolution before them; convolutions on
-a CPU prefer the memory format channels-last; and weights that need no gradient cost none.
+a CPU prefer the memory format channels-last; and weights that need no gradient cost none. A copy
+may also compute in bfloat16, which is nearly twice as fast on processors that can, and rounds.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, fx, nn
@@ -24,14 +26,17 @@ _FUSE: dict[type[nn.Module], Callable[..., tuple[nn.Parameter, nn.Parameter]]] =
 }
 #: Fewer images than this are through before a copy is made.
 WORTHWHILE = 500
+#: Largest difference of probabilities for a copy that rounds.
+ROUNDED = 0.1
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class Folded(nn.Module):
     """The copy that ``fold`` makes: channels-last inside, as many images at once as are best."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, rounds: bool = False) -> None:
         super().__init__()
+        self.rounds = rounds
         self._copy(model)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -72,17 +77,22 @@ class Folded(nn.Module):
         self.eval()
 
     def _logits(self, x: Tensor) -> Tensor:
-        out: Tensor = unwrap(self.model(x))
-        return out
+        with torch.autocast(x.device.type, torch.bfloat16) if self.rounds else nullcontext():
+            out: Tensor = unwrap(self.model(x))
+        return out.to(x.dtype) if self.rounds else out
 
 
-def fold(model: nn.Module) -> Folded:
+def fold(model: nn.Module, *, rounds: bool = False) -> Folded:
     """A copy in eval mode with its batch norms folded, channels-last, without weight gradients.
 
     Later changes of the model do not reach it, until it is refreshed. Where the network cannot be
     traced (its steps depend on values), batch norms stay what they are.
+
+    Args:
+        model: a classifier.
+        rounds: compute in bfloat16.
     """
-    return Folded(model)
+    return Folded(model, rounds=rounds)
 
 
 def bare(model: nn.Module) -> nn.Module:
@@ -93,7 +103,7 @@ def bare(model: nn.Module) -> nn.Module:
 
 
 @timed(Stage.COPYING)
-def faster(model: nn.Module, x: Tensor, *, images: int) -> nn.Module:
+def faster(model: nn.Module, x: Tensor, *, images: int, rounds: bool = False) -> nn.Module:
     """``fold(model)`` if it pays for so many images and is the same function; else the model.
 
     A model with hooks is left alone: somebody watches it.
@@ -102,14 +112,17 @@ def faster(model: nn.Module, x: Tensor, *, images: int) -> nn.Module:
         model: a classifier without randomness.
         x: some images, on which the two are compared.
         images: how many are going to pass.
+        rounds: compute in bfloat16, if that changes no probability by much.
     """
     if not pays(model, images=images):
         return model
-    folded = fold(model)
-    try:
-        return folded if is_same(model, folded, x[:8]) else model
-    except RuntimeError:  # the model asks for another memory format, as ``view`` can
-        return model
+    for candidate in (fold(model, rounds=True), fold(model)) if rounds else (fold(model),):
+        try:
+            if is_same(model, candidate, x[:8]):
+                return candidate
+        except RuntimeError:  # the model asks for another memory format, as ``view`` can
+            continue
+    return model
 
 
 def pays(model: nn.Module, *, images: int) -> bool:
@@ -129,11 +142,15 @@ def is_watched(model: nn.Module) -> bool:
     return any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
-def is_same(a: nn.Module, b: nn.Module, x: Tensor, tolerance: float = 1e-4) -> bool:
-    """Whether two classifiers give the same log-probabilities to these images."""
-    with torch.no_grad(), eval_mode(a), eval_mode(b):
-        one, other = (torch.log_softmax(unwrap(model(x)), dim=1) for model in (a, b))
-    return one.shape == other.shape and bool((one - other).abs().max() <= tolerance)
+def is_same(model: nn.Module, folded: Folded, x: Tensor, tolerance: float = 1e-4) -> bool:
+    """Whether a copy gives the same log-probabilities to these images; nearly, if it rounds."""
+    with torch.no_grad(), eval_mode(model):
+        one, other = (torch.log_softmax(unwrap(each(x)), dim=1) for each in (model, folded))
+    if one.shape != other.shape:
+        return False
+    if folded.rounds:
+        one, other, tolerance = one.exp(), other.exp(), ROUNDED
+    return bool((one - other).abs().max() <= tolerance)
 
 
 def _fold_traced(model: nn.Module) -> tuple[nn.Module, dict[str, str]]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.attacks.pgd import quick
+from mixup_inference.attacks.quick import quick
 from mixup_inference.attacks.victim import seeded
 from mixup_inference.classifier import eval_mode, unwrap
 from mixup_inference.models.folding import Folded, fold, is_watched

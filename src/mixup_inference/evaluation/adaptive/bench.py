@@ -98,7 +98,7 @@ class Bench:
         self.spec = spec
         attack = experiment.spec.attack
         assert attack is not None
-        self.eps, self.norm = attack.eps, attack.norm
+        self.eps, self.norm, self.precision = attack.eps, attack.norm, attack.precision
         self.seed = derive_seed(experiment.spec.seed, "adaptive attack")
         test = experiment.points["test"]
         self.points = test.take(torch.arange(min(spec.points, len(test))))
@@ -179,6 +179,7 @@ class Bench:
             "norm": self.norm,
             "repeats": self.spec.repeats,
             "batch_size": experiment.batch_size,
+            **({} if self.precision == "32-true" else {"precision": self.precision}),
             **experiment.defense_identity,
         }
 
@@ -191,6 +192,7 @@ class Bench:
             "seed": self.seed,
             "index": points.index,
             "batch_size": self.experiment.batch_size,
+            "precision": self.precision,
             "ranks": self.experiment.ranks,
             "progress": self.experiment.progress,
         }

@@ -9,7 +9,13 @@ from mixup_inference.evaluation.spec.reading import (
     shipped_specs,
 )
 from mixup_inference.evaluation.spec.rows import AttackSpec, FiguresSpec, RowSpec
-from mixup_inference.evaluation.spec.variants import in_precision, on_points, smoke, with_engine
+from mixup_inference.evaluation.spec.variants import (
+    in_precision,
+    on_points,
+    smoke,
+    with_attack_precision,
+    with_engine,
+)
 from mixup_inference.evaluation.spec.whole import Spec
 
 __all__ = [
@@ -31,5 +37,6 @@ __all__ = [
     "shipped_specs",
     "smoke",
     "standard_attacks",
+    "with_attack_precision",
     "with_engine",
 ]

@@ -9,6 +9,7 @@ import torch
 from pydantic import ConfigDict, Field, field_validator, model_validator
 from torch import nn
 
+from mixup_inference.attacks import Precision
 from mixup_inference.checks import check_number
 from mixup_inference.defenses import get_preset, make_defense, settings_of
 from mixup_inference.errors import InputError, unknown_name
@@ -20,7 +21,11 @@ LAMS = tuple(tenth / 10 for tenth in range(1, 10))
 
 
 class AttackSpec(Table):
-    """The oblivious attack: PGD on the undefended model."""
+    """The oblivious attack: PGD on the undefended model.
+
+    ``precision``: of its passes, and of those of the attacks of [adaptive]; what they find is
+    judged in float32, or by the ``engine``.
+    """
 
     eps: Positive
     step: Positive
@@ -31,6 +36,13 @@ class AttackSpec(Table):
         "targeted",
     )
     labels: Literal["true", "predicted"] = "true"
+    precision: Precision = "32-true"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What determines its examples, but for the mode; a precision that is said."""
+        usual = {"precision"} if self.precision == "32-true" else set()
+        return self.model_dump(mode="json", exclude={"modes"} | usual)
 
     @field_validator("steps")
     @classmethod

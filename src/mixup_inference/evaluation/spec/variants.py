@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mixup_inference.attacks import Precision
 from mixup_inference.checks import check_int
 from mixup_inference.errors import InputError
 from mixup_inference.evaluation.spec.reading import check_spec
@@ -31,6 +32,15 @@ def in_precision(spec: Spec, precision: str) -> Spec:
 def with_engine(spec: Spec, engine: str) -> Spec:
     """The same experiment with another engine."""
     return spec.model_copy(update={"engine": check_engine(engine)})
+
+
+def with_attack_precision(spec: Spec, precision: Precision) -> Spec:
+    """The same experiment with attacks that compute in this precision."""
+    if spec.attack is None:
+        return spec
+    return spec.model_copy(
+        update={"attack": spec.attack.model_copy(update={"precision": precision})}
+    )
 
 
 def smoke(spec: Spec) -> Spec:
