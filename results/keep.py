@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mixup_inference.evaluation import load_spec
+from mixup_inference.evaluation.spec import AttackSpec
 from mixup_inference.evaluation.sums import SUMS
 from mixup_inference.reporting import write_report, write_results
 
@@ -47,8 +48,9 @@ def joined(kept: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
     pairs = {key: (kept[key], added[key]) for key in same}
     pairs |= {
         f"spec.{key}": (kept["spec"].get(key), added["spec"].get(key))
-        for key in ("data", "attack", "draws", "batch_size")
+        for key in ("data", "draws", "batch_size")
     }
+    pairs["spec.attack"] = (_attack(kept), _attack(added))
     for key, (one, other) in pairs.items():
         if one != other:
             raise ValueError(f"{key} differs: {one} is kept, {other} is to be added.")
@@ -73,6 +75,12 @@ def joined(kept: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
     trained = kept["timing"]["training_seconds"] | added["timing"]["training_seconds"]
     out["timing"] = added["timing"] | {"seconds": seconds, "training_seconds": trained}
     return out
+
+
+def _attack(results: dict[str, Any]) -> AttackSpec | None:
+    """What was attacked with, also if settings have come since that it does not mention."""
+    said = results["spec"].get("attack")
+    return None if said is None else AttackSpec.model_validate(said)
 
 
 def without_pictures(results: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""How much of a perturbation is needed? `python results/shrink.py cifar10 RUN`, a run of that spec.
+"""How much of a perturbation is needed? `python results/shrink.py SPEC RUN`, a run of that spec.
 
 Mixup inference passes on only a part lam of a perturbation. This measures the undefended models
 with such parts of the run's attacks, in place: what is wrong already with half of a perturbation,
-shrinking it by half cannot mend. Writes results/SPEC/shrinkage.json.
+shrinking it by half cannot mend. Writes results/NAME/shrinkage.json; models that the spec does not
+have stay there as they were measured.
 """
 
 from __future__ import annotations
@@ -37,5 +38,7 @@ def shrink(experiment: Experiment) -> list[dict[str, object]]:
 if __name__ == "__main__":
     made = Experiment(load_spec(sys.argv[1]), Path(sys.argv[2]))
     path = HERE / made.spec.name / "shrinkage.json"
-    path.write_text(json.dumps(shrink(made), indent=1) + "\n")
+    before = json.loads(path.read_text()) if path.exists() else []
+    others = [entry for entry in before if entry["model"] not in made.spec.used_models]
+    path.write_text(json.dumps(others + shrink(made), indent=1) + "\n")
     print(path)

@@ -84,5 +84,13 @@ def test_the_rows_of_two_parts_are_joined_in_the_experiments_order():
     for key, value in (("seed", 1), ("points", {}), ("columns", ["clean"])):
         with pytest.raises(ValueError, match=f"{key} differs"):
             keep.joined(one, other | {key: value})
-    with pytest.raises(ValueError, match=r"spec\.attack differs"):
-        keep.joined(one, other | {"spec": other["spec"] | {"attack": None}})
+    attack = other["spec"]["attack"]
+
+    def attacked_with(said):
+        return other | {"spec": other["spec"] | {"attack": said}}
+
+    usual = attacked_with(attack | {"precision": "32-true"})  # the same, said in more words
+    assert keep.joined(one, usual)["rows"] == whole["rows"]
+    for said in (None, attack | {"precision": "bf16-mixed"}):
+        with pytest.raises(ValueError, match=r"spec\.attack differs"):
+            keep.joined(one, attacked_with(said))
