@@ -103,12 +103,15 @@ def shrunk(entries: list[dict[str, Any]], results: dict[str, Any]) -> str:
 
 
 def judged(runs: list[dict[str, Any]]) -> str:
-    """Every claim that one of the runs has something to say about."""
-    lines = ["| claim | where | verdict | measured |", "|---|---|---|---|"]
+    """Every claim that one of the runs has something to say about; which run, if there are more."""
+    several = len(runs) > 1
+    head = ["claim", "where", *["run"] * several, "verdict", "measured"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for results in runs:
-        lines += [
-            f"| {c.claim} | {c.source} | **{c.verdict}** | {c.evidence} |" for c in claims(results)
-        ]
+        for c in claims(results):
+            run = [f"`{results['name']}`"] * several
+            cells = [c.claim, c.source, *run, f"**{c.verdict}**", c.evidence]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
