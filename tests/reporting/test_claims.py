@@ -48,6 +48,20 @@ def test_the_ablation():
     assert verdict(results(BARE, HELPS, *strong), "The gain comes from mixup") == "does not hold"
 
 
+def test_an_ablation_with_another_lambda_is_judged_with_the_same_one_too():
+    other = row("erm", "mi-ol", 480, 20, 40) | {"settings": {"lam": 0.8}}
+    same = row("erm", "mi-ol", 470, 300, 450) | {"settings": {"lam": 0.5}}
+    helps, bare = HELPS | {"settings": {"lam": 0.5}}, row("erm", "none", 490, 5, 20)
+    start = "The gain comes from mixup training: MI-OL gains more on mixup than on erm"
+    (only,) = about(results(BARE, helps, bare, other), start)
+    assert only.claim == f"{start} [lambda 0.5 and 0.8]."
+    first, second = about(results(BARE, helps, bare, other, same), start)
+    assert (first.claim, first.verdict) == (only.claim, "holds")
+    assert (second.claim, second.verdict) == (f"{start} [lambda 0.5].", "does not hold")
+    (alone,) = about(results(BARE, helps, bare, same), start)
+    assert alone.claim == f"{start}."
+
+
 def test_combined():
     for combined, expected in (
         (row("mixup", "mi-combined", 490, 300, 400), "holds"),
