@@ -1,7 +1,7 @@
 """Put finished runs into this folder, without pictures of the data.
 
-`python results/keep.py RUN...`; with `--join` first, the rows of a run of a part of an experiment
-are put among those that are kept of it.
+`python results/keep.py RUN...`; with `--join` first, the rows and the models' figures of a run of a
+part of an experiment are put among those that are kept of it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def keep(run: Path, folder: Path, *, join: bool = False) -> Path:
 
 
 def joined(kept: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
-    """The rows of two runs of parts of one experiment, in the experiment's order.
+    """The rows and figures of two runs of parts of one experiment, in the experiment's order.
 
     They must have measured the same: points, attacks, columns, draws, versions.
     """
@@ -57,9 +57,10 @@ def joined(kept: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
     engines = {run["spec"].get("engine", "eager") for run in (kept, added)}
     if len(engines) > 1 and "bfloat16" in engines:
         raise ValueError("one was computed in bfloat16, the other was not.")
-    if added["figures"] or added["adaptive"]:
-        raise ValueError("only rows can be joined, not figures or attackers who know the defence.")
-    order = [row.title for row in load_spec(kept["name"]).rows]
+    if added["adaptive"]:
+        raise ValueError("attackers who know the defence cannot be joined.")
+    whole = load_spec(kept["name"])
+    order = [row.title for row in whole.rows]
     out = kept | {"spec": dict(kept["spec"])}
     out.pop("checksum", None)
     for where, its, theirs in (
@@ -69,6 +70,9 @@ def joined(kept: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
         rows = {row["title"]: row for row in (*its["rows"], *theirs["rows"])}
         where["rows"] = sorted(rows.values(), key=lambda row: order.index(row["title"]))
         where["models"] = its["models"] | theirs["models"]
+    if added["figures"]:
+        figures = (kept["figures"] or {}) | added["figures"]
+        out["figures"] = {name: figures[name] for name in whole.models if name in figures}
     for key in ("trainings", "artefacts"):
         out[key] = kept[key] | added[key]
     seconds = kept["timing"]["seconds"] + added["timing"]["seconds"]

@@ -81,6 +81,12 @@ def test_the_rows_of_two_parts_are_joined_in_the_experiments_order():
         assert joined[key] == whole[key]
     assert joined["spec"]["rows"] == whole["spec"]["rows"]
     assert keep.joined(joined, other)["rows"] == whole["rows"]  # measured again, not twice there
+    shown = {"figures": {"mixup": {"of": "mixup"}}}, {"figures": {"iat": {"of": "iat"}}}
+    figures = keep.joined(one | shown[1], other | shown[0])["figures"]
+    assert list(figures.items()) == [("mixup", {"of": "mixup"}), ("iat", {"of": "iat"})]
+    assert keep.joined(one | shown[1], other)["figures"] == shown[1]["figures"]
+    with pytest.raises(ValueError, match="attackers who know"):
+        keep.joined(one, other | {"adaptive": {"rows": []}})
     for key, value in (("seed", 1), ("points", {}), ("columns", ["clean"])):
         with pytest.raises(ValueError, match=f"{key} differs"):
             keep.joined(one, other | {key: value})
