@@ -103,12 +103,19 @@ def shrunk(entries: list[dict[str, Any]], results: dict[str, Any]) -> str:
 
 
 def judged(runs: list[dict[str, Any]]) -> str:
-    """Every claim that one of the runs has something to say about; which run, if there are more."""
+    """Every claim that one of the runs has something to say about; which run, if there are more.
+
+    What the paper says in one place is judged by the first run on the same data that can.
+    """
     several = len(runs) > 1
+    judge: dict[tuple[str, str], str] = {}
     head = ["claim", "where", *["run"] * several, "verdict", "measured"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for results in runs:
         for c in claims(results):
+            where = results["spec"]["data"]["name"], c.source
+            if judge.setdefault(where, results["name"]) != results["name"]:
+                continue
             run = [f"`{results['name']}`"] * several
             cells = [c.claim, c.source, *run, f"**{c.verdict}**", c.evidence]
             lines.append(f"| {' | '.join(cells)} |")
