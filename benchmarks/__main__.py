@@ -32,6 +32,7 @@ def main(asked: Sequence[str]) -> None:
         "agreement": draws.agreement,
         "pgd": lambda: attacks.against_peers(ROUNDS),
         "eot": lambda: attacks.eot(ROUNDS),
+        "rounding": lambda: attacks.rounding(ROUNDS),
         "growth": lambda: growth.growth(ROUNDS),
         "pool": lambda: pool_on_disk.against_memory(ROUNDS),
         "training": lambda: training.against_a_plain_loop(ROUNDS),

@@ -1,7 +1,11 @@
-"""PGD against the peers' on the same model and settings; EOT batched against a loop over draws."""
+"""PGD against the peers' on the same model and settings; EOT batched against a loop over draws.
+
+And both in bfloat16 against float32.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -86,4 +90,26 @@ def eot(rounds: int) -> dict[str, Any]:
         loop = partial(loop_over_draws, defense, x, y, 20, 10)
         spent = take_turns({"batched": batched, "loop": loop}, rounds)
         out[name] = ratio(spent["loop"], spent["batched"])
+    return out
+
+
+def rounding(rounds: int) -> dict[str, Any]:
+    """The time of attacks in float32 over that in bfloat16."""
+    out = {}
+    for name in ("small_cnn", "resnet20", "fast_resnet"):
+        x, pool = data(128)
+        y, model = torch.arange(128) % 10, network(name)
+        through = MixupInference(model, pool, draws=30)
+        options: dict[str, Any] = {"eps": EPS, "step": STEP, "steps": STEPS}
+        attacks: dict[str, Callable[..., Any]] = {
+            "PGD": partial(pgd, model, x, y, **options),
+            "EOT-PGD": partial(eot_pgd, through, x[:8], y[:8], draws=20, repeats=1, **options),
+        }
+        jobs = {
+            f"{attack} {precision}": partial(run, precision=precision)
+            for attack, run in attacks.items()
+            for precision in ("32-true", "bf16-mixed")
+        }
+        spent = take_turns(jobs, rounds)
+        out[name] = {a: ratio(spent[f"{a} 32-true"], spent[f"{a} bf16-mixed"]) for a in attacks}
     return out
