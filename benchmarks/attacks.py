@@ -1,11 +1,10 @@
 """PGD against the peers' on the same model and settings; EOT batched against a loop over draws.
 
-And both in bfloat16 against float32.
+And both, and mixup inference, in bfloat16 against float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -94,22 +93,25 @@ def eot(rounds: int) -> dict[str, Any]:
 
 
 def rounding(rounds: int) -> dict[str, Any]:
-    """The time of attacks in float32 over that in bfloat16."""
+    """The time in float32 over that in bfloat16: mixup inference, and attacks."""
     out = {}
     for name in ("small_cnn", "resnet20", "fast_resnet"):
         x, pool = data(128)
         y, model = torch.arange(128) % 10, network(name)
-        through = MixupInference(model, pool, draws=30)
+        exact, rounded = (
+            MixupInference(model, pool, draws=30, engine=engine)
+            for engine in ("folded", "bfloat16")
+        )
         options: dict[str, Any] = {"eps": EPS, "step": STEP, "steps": STEPS}
-        attacks: dict[str, Callable[..., Any]] = {
-            "PGD": partial(pgd, model, x, y, **options),
-            "EOT-PGD": partial(eot_pgd, through, x[:8], y[:8], draws=20, repeats=1, **options),
+        plain = partial(pgd, model, x, y, **options)
+        through = partial(eot_pgd, exact, x[:8], y[:8], draws=20, repeats=1, **options)
+        jobs: dict[str, tuple[Job, Job]] = {
+            "MI-OL": (partial(exact, x[:32]), partial(rounded, x[:32])),
+            "PGD": (plain, partial(plain, precision="bf16-mixed")),
+            "EOT-PGD": (through, partial(through, precision="bf16-mixed")),
         }
-        jobs = {
-            f"{attack} {precision}": partial(run, precision=precision)
-            for attack, run in attacks.items()
-            for precision in ("32-true", "bf16-mixed")
-        }
-        spent = take_turns(jobs, rounds)
-        out[name] = {a: ratio(spent[f"{a} 32-true"], spent[f"{a} bf16-mixed"]) for a in attacks}
+        spent = take_turns(
+            {f"{job} {i}": pair[i] for job, pair in jobs.items() for i in (0, 1)}, rounds
+        )
+        out[name] = {job: ratio(spent[f"{job} 0"], spent[f"{job} 1"]) for job in jobs}
     return out

@@ -115,7 +115,7 @@ def by_engine(rounds: int) -> dict[str, Any]:
         x, pool = data(32)
         jobs = {
             engine: partial(MixupInference(model, pool, draws=DRAWS, engine=engine), x)
-            for engine in ("eager", "folded", "bfloat16", *names)
+            for engine in ("eager", "folded", *names)
         }
         spent = take_turns(jobs, rounds)
         out[name] = {

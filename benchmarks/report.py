@@ -156,8 +156,8 @@ def _attacks(
         "EOT-PGD through MI-OL with 20 draws a step: times faster than a loop over the draws.",
         "",
         *_table(["network", "loop over draws"], loops),
-        'Both with `precision="bf16-mixed"`: times faster than in float32, on a processor that',
-        "computes in bfloat16.",
+        'In bfloat16 (`engine="bfloat16"`, `precision="bf16-mixed"`): times faster than in',
+        "float32, on a processor that computes in it. Mixup inference in float32 is folded.",
         "",
         *_table(["network", *next(iter(rounding.values()))], rounded),
     ]

@@ -22,9 +22,9 @@ def quick(
     """The same model or defence, around a folded copy of F where that pays for so many images.
 
     Only if F has no randomness, which a copy might lose. With the precision "bf16-mixed" the copy
-    computes in bfloat16, its gradients too, unless that changes what F says: about twice as fast on
-    processors that can, and most signs of a gradient stay as they are. What is found with it is to
-    be judged by the model itself.
+    computes in bfloat16, its gradients too, unless that changes what F says: 1.5 to 2 times as fast
+    on processors that can, and most signs of a gradient stay as they are. What is found with it is
+    to be judged by the model itself.
     """
     if precision not in (known := get_args(Precision)):
         raise unknown_name("precision", precision, known)

@@ -1,8 +1,8 @@
 """What computes F when no gradient is asked for: torch as it is, or something faster.
 
 Every engine is compared with the model itself before it is used. All but "bfloat16" are the same
-function up to float32's rounding; that one rounds to 8 bits on the way, and nearly doubles the
-speed of processors that compute in bfloat16 (on others it may be far slower).
+function up to float32's rounding; that one rounds to 8 bits on the way, and is 1.6 to 1.8 times as
+fast as "folded" on processors that compute in bfloat16 (on others it may be far slower).
 """
 
 from __future__ import annotations
