@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import random
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +19,14 @@ from mixup_inference.training import Recipe
 settings.register_profile("house", max_examples=25, deadline=None, derandomize=True)
 settings.load_profile("house")
 torch.set_num_threads(1)  # the tests run in two processes
+
+
+def pytest_configure(config):
+    """ART writes a file into the home folder when it is first imported: before workers collide."""
+    is_worker = hasattr(config, "workerinput")
+    if not is_worker and not (Path.home() / ".art" / "config.json").exists():
+        with suppress(ImportError):
+            importlib.import_module("art.config")
 
 
 @pytest.fixture(scope="session")
