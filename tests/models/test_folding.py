@@ -188,7 +188,9 @@ def test_pgd_finds_the_same_examples(trained, parts, monkeypatch):
     options = {"eps": 0.1, "step": 0.02, "steps": 12, "random_start": False}
     made = []
     monkeypatch.setattr(
-        sys.modules["mixup_inference.models.folding"], "fold", lambda m: made.append(m) or fold(m)
+        sys.modules["mixup_inference.models.folding"],
+        "fold",
+        lambda m, **o: made.append(m) or fold(m, **o),
     )
     found = pgd(trained, x, y, **options)
     assert made == [trained]

@@ -183,8 +183,9 @@ def run(
     batch_size = check_int(options.get("batch_size", 256), what="batch_size", least=1)
     ball = Ball(options.get("norm", "linf"), options.get("eps", 8 / 255))
     precision = options.get("precision", "32-true")
-    images = ticks * len(x)
-    attacked = quick(defense, x, images=images, precision=precision) if fold else defense
+    attacked = defense
+    if fold:
+        attacked = quick(defense, x, images=ticks * len(x), precision=precision)
     victim = Victim(attacked, x, seed=seed)
     target = _targets(victim, x, y, index, seed, options)
     one, many = victim.images(1), victim.images(check_int(draws, what="draws", least=1))

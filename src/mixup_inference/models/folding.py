@@ -116,10 +116,11 @@ def faster(model: nn.Module, x: Tensor, *, images: int, rounds: bool = False) ->
     """
     if not pays(model, images=images):
         return model
-    for candidate in (fold(model, rounds=True), fold(model)) if rounds else (fold(model),):
+    for rounded in (True, False) if rounds else (False,):
+        folded = fold(model, rounds=rounded)
         try:
-            if is_same(model, candidate, x[:8]):
-                return candidate
+            if is_same(model, folded, x[:8]):
+                return folded
         except RuntimeError:  # the model asks for another memory format, as ``view`` can
             continue
     return model
