@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import importlib.util
 import pickle
+import subprocess
+import sys
+import weakref
 from functools import partial
 
 import pytest
@@ -82,6 +86,42 @@ def test_an_engine_is_made_once_and_again_when_the_model_changes(trained, pool, 
     assert len(made) == 2
     for twin in (copy.deepcopy(mi), pickle.loads(pickle.dumps(mi))):  # noqa: S301
         torch.testing.assert_close(twin(x), mi(x))
+
+
+def test_defences_around_one_model_share_their_engine(trained, pool, parts, monkeypatch):
+    made = []
+    original = engines.ENGINES["folded"]
+    monkeypatch.setitem(engines.ENGINES, "folded", lambda m, x: made.append(1) or original(m, x))
+    model, x = copy.deepcopy(trained), parts["test"].pixels[:10]
+    for lam in (0.5, 0.6):
+        MixupInference(model, pool, lam=lam, draws=3, engine="folded")(x)
+    GaussianNoise(model, sigma=0.1, draws=3, engine="folded")(x)
+    assert len(made) == 1
+    GaussianNoise(copy.deepcopy(model), sigma=0.1, draws=3, engine="folded")(x)
+    assert len(made) == 2
+    GaussianNoise(model, sigma=0.1, draws=3, engine="folded")(parts["test"].pixels[:10, :, 1:])
+    assert len(made) == 3  # images of another size
+
+
+@pytest.mark.parametrize("name", [engine("eager"), engine("folded"), engine("auto")])
+def test_an_engine_does_not_keep_its_model_alive(trained, parts, name):
+    model = copy.deepcopy(trained)
+    engines.engine_for(name, model, parts["test"].pixels[:10])
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("name", [engine("onnx"), engine("openvino")])
+def test_exporters_say_nothing(name):
+    code = (
+        "import torch; from mixup_inference import create_model; "
+        "from mixup_inference.models.engines import make_engine; "
+        f"make_engine({name!r}, create_model('small_cnn', 10, channels=1), torch.rand(4, 1, 8, 8))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (run.stdout, run.stderr) == ("", "")
 
 
 def test_one_that_is_another_function_is_refused(trained, parts, monkeypatch):

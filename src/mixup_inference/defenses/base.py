@@ -7,7 +7,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Self, TypedDict, TypeVar, Unpack
+from typing import Self, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,10 @@ from mixup_inference.classifier import (
     check_model,
     logits_of,
     refuse_probabilities,
-    state_of,
 )
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import MixupInferenceWarning, unknown_name
-from mixup_inference.models.engines import Run, check_engine, make_engine
+from mixup_inference.models.engines import check_engine, engine_for
 from mixup_inference.models.folding import Folded
 from mixup_inference.timing import Stage, timed
 
@@ -43,7 +42,7 @@ class Options(TypedDict, total=False):
     chunk: how many images pass through F at once; by default what 1,024 CIFAR images fill.
     engine: what computes F where no gradient is asked for: "eager" (the model as it is), "folded",
         "bfloat16", "compiled", "onnx", "openvino", or "auto" for the fastest that is the same
-        function; see ``make_engine``.
+        function; see ``make_engine``. Defences around one model share it.
     """
 
     draws: int
@@ -79,7 +78,6 @@ class StochasticModule(nn.Module, ABC):
         self.fresh = bool(options.get("fresh", True))
         self.chunk = None if chunk is None else check_int(chunk, what="chunk", least=1)
         self.engine = check_engine(options.get("engine", "eager"))
-        self._made: tuple[Any, Run] | None = None  # the model's state, and the engine for it
         self._seen_logits = False
         self.training = False  # made for inference; libraries warn about modules that train
         self.reseed(options.get("seed", 0))
@@ -205,18 +203,12 @@ class StochasticModule(nn.Module, ABC):
         return torch.log_softmax(logits, dim=1)
 
     def _run_engine(self, x: Tensor) -> Tensor:
-        state = state_of(self.model)
-        if self._made is None or self._made[0] != state:
-            self._made = state, make_engine(self.engine, self.model, x)
+        run = engine_for(self.engine, self.model, x)
         with timed(Stage.FORWARD, images=len(x)):
-            logits = self._made[1](x)
+            logits = run(x)
         for hook in self.model._forward_hooks.values():  # those that count passes, for instance
             hook(self.model, (x,), logits)
         return logits
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the engine, which cannot be copied and is made again."""
-        return self.__dict__ | {"_made": None}
 
 
 def within_memory(defense: nn.Module, x: Tensor, compute: Callable[[], T]) -> T:

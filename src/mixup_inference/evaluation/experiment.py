@@ -25,7 +25,7 @@ from mixup_inference.evaluation.listener import Column
 from mixup_inference.evaluation.spec import RowSpec
 from mixup_inference.evaluation.trained import Trained
 from mixup_inference.files import hash_tensors
-from mixup_inference.models.engines import make_engine
+from mixup_inference.models.engines import engine_for
 
 
 class Experiment(Trained):
@@ -66,18 +66,19 @@ class Experiment(Trained):
         So a setting that does not fit the images or the model, a class without training images, or
         an engine that is not installed is found before anything is trained or attacked.
         """
-        image = self.points["train"].take(torch.arange(1)).pixels
+        some = torch.arange(min(64, len(self.points["train"])))
+        images = self.points["train"].take(some).pixels.to(self.device)
         if self.spec.engine != "eager":
             for name in self.spec.used_models:
                 trained = self.spec.is_trained(name)
                 model = self.untrained(name).eval() if trained else self.model(name)
-                make_engine(self.spec.engine, model.to(self.device), image.to(self.device))
+                engine_for(self.spec.engine, model.to(self.device), images)
         for row in self.spec.rows:
             trained = self.spec.is_trained(row.model)
             model = Blank(self.pool.classes) if trained else self.model(row.model)
             defended = make_defense(row.defense, model, self.pool, **row.settings)
             with torch.no_grad():
-                defended.to(self.device)(image.to(self.device))
+                defended.to(self.device)(images[:1])
 
     # Attacking
 

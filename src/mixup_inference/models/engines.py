@@ -8,15 +8,19 @@ fast as "folded" on processors that compute in bfloat16 (on others it may be far
 from __future__ import annotations
 
 import importlib
+import logging
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.classifier import eval_mode, unwrap
+from mixup_inference.classifier import eval_mode, state_of, unwrap
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.models.folding import ROUNDED, bare, fold
 from mixup_inference.timing import Stage, timed
@@ -26,6 +30,8 @@ Run = Callable[[Tensor], Tensor]
 #: Largest difference of log-probabilities from those of the model itself.
 TOLERANCE = 1e-4
 _ROUNDS = 3
+#: What was made for a model, as long as that lives: its state then, and the engine.
+_MADE: WeakKeyDictionary[nn.Module, dict[Any, tuple[Any, Run]]] = WeakKeyDictionary()
 
 
 def check_engine(name: str) -> str:
@@ -33,6 +39,19 @@ def check_engine(name: str) -> str:
     if name not in (*ENGINES, "auto"):
         raise unknown_name("engine", name, [*ENGINES, "auto"])
     return name
+
+
+def engine_for(name: str, model: nn.Module, x: Tensor) -> Run:
+    """``make_engine``, once for all who compute the same model on such images.
+
+    Made again when the model's weights or statistics have changed.
+    """
+    made = _MADE.setdefault(model, {})
+    key = name, x.shape[1:], x.dtype, x.device, torch.get_num_threads()
+    state = state_of(model)
+    if key not in made or made[key][0] != state:
+        made[key] = state, make_engine(name, model, x)
+    return made[key][1]
 
 
 @timed(Stage.COPYING)
@@ -83,20 +102,28 @@ def _log_probs(run: Run, x: Tensor) -> Tensor:
 
 
 def _eager(model: nn.Module, _: Tensor) -> Run:
+    itself = ref(model)  # an engine does not keep its model alive: it lives as long as that does
+
     def run(x: Tensor) -> Tensor:
-        with eval_mode(model):
-            out: Tensor = unwrap(model.forward(x))  # without hooks, which are the caller's
-        return out
+        model = itself()
+        assert model is not None
+        return _forward(model, x)
 
     return run
 
 
-def _folded(model: nn.Module, x: Tensor) -> Run:
-    return _eager(fold(model), x)
+def _forward(model: nn.Module, x: Tensor) -> Tensor:
+    with eval_mode(model):
+        out: Tensor = unwrap(model.forward(x))  # without hooks, which are the caller's
+    return out
 
 
-def _bfloat16(model: nn.Module, x: Tensor) -> Run:
-    return _eager(fold(model, rounds=True), x)
+def _folded(model: nn.Module, _: Tensor) -> Run:
+    return partial(_forward, fold(model))
+
+
+def _bfloat16(model: nn.Module, _: Tensor) -> Run:
+    return partial(_forward, fold(model, rounds=True))
 
 
 def _compiled(model: nn.Module, _: Tensor) -> Run:
@@ -112,8 +139,7 @@ def _compiled(model: nn.Module, _: Tensor) -> Run:
 
 def _onnx(model: nn.Module, x: Tensor) -> Run:
     runtime, _ = _library("onnxruntime", "engines"), _library("onnxscript", "engines")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _silent():
         program = torch.onnx.export(
             bare(model), (_pair(x),), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},),
             verbose=False,
@@ -135,8 +161,7 @@ def _onnx(model: nn.Module, x: Tensor) -> Run:
 
 def _openvino(model: nn.Module, x: Tensor) -> Run:
     openvino = _library("openvino", "engines")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _silent():
         program = openvino.convert_model(bare(model), example_input=_pair(x))
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
     compiled = openvino.compile_model(program, "CPU", settings)
@@ -146,6 +171,20 @@ def _openvino(model: nn.Module, x: Tensor) -> Run:
         return torch.from_numpy(out.copy()).to(x)
 
     return run
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without what an exporter has to say to its developers."""
+    log = logging.getLogger("torch.onnx")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(before)
 
 
 def _pair(x: Tensor) -> Tensor:
