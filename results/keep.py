@@ -42,7 +42,9 @@ def keep(run: Path, folder: Path, *, join: bool = False) -> Path:
 def joined(kept: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
     """The rows and figures of two runs of parts of one experiment, in the experiment's order.
 
-    They must have measured the same: points, attacks, columns, draws, versions.
+    They must have measured the same: points, attacks, columns, draws, versions. What is measured again
+    replaces what was there; a model whose figures are made again must have been computed as before, up
+    to rounding, or all of its rows are to be made again too.
     """
     same = ("schema", "name", "title", "columns", "points", "seed", "device", "versions")
     pairs = {key: (kept[key], added[key]) for key in same}
@@ -54,9 +56,12 @@ def joined(kept: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
     for key, (one, other) in pairs.items():
         if one != other:
             raise ValueError(f"{key} differs: {one} is kept, {other} is to be added.")
-    engines = {run["spec"].get("engine", "eager") for run in (kept, added)}
-    if len(engines) > 1 and "bfloat16" in engines:
-        raise ValueError("one was computed in bfloat16, the other was not.")
+    again = {row["title"] for row in added["rows"]}
+    before, engines = _engines(kept), _engines(kept) | _engines(added)
+    for model in {row["model"] for row in kept["rows"] if row["title"] not in again}:
+        pair = before[model], engines[model]
+        if pair[0] != pair[1] and "bfloat16" in pair:
+            raise ValueError(f"{model} was computed by {pair[0]}, and is by {pair[1]} now.")
     if added["adaptive"]:
         raise ValueError("attackers who know the defence cannot be joined.")
     whole = load_spec(kept["name"])
@@ -73,12 +78,19 @@ def joined(kept: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
     if added["figures"]:
         figures = (kept["figures"] or {}) | added["figures"]
         out["figures"] = {name: figures[name] for name in whole.models if name in figures}
+    out["engines"] = {name: engines[name] for name in whole.models if name in engines}
     for key in ("trainings", "artefacts"):
         out[key] = kept[key] | added[key]
     seconds = kept["timing"]["seconds"] + added["timing"]["seconds"]
     trained = kept["timing"]["training_seconds"] | added["timing"]["training_seconds"]
     out["timing"] = added["timing"] | {"seconds": seconds, "training_seconds": trained}
     return out
+
+
+def _engines(results: dict[str, Any]) -> dict[str, str]:
+    """What computed each model, also in a run of before that was said."""
+    said = dict.fromkeys(results["spec"]["models"], results["spec"].get("engine", "eager"))
+    return said | results.get("engines", {})
 
 
 def _attack(results: dict[str, Any]) -> AttackSpec | None:

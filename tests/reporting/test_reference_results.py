@@ -90,6 +90,13 @@ def test_the_rows_of_two_parts_are_joined_in_the_experiments_order():
     for key, value in (("seed", 1), ("points", {}), ("columns", ["clean"])):
         with pytest.raises(ValueError, match=f"{key} differs"):
             keep.joined(one, other | {key: value})
+    rounded = {"engines": dict.fromkeys(other["trainings"], "bfloat16")}
+    assert keep.joined(one, other | rounded)["engines"] == {
+        name: "bfloat16" if name in other["trainings"] else "eager" for name in models
+    }
+    keep.joined(whole, other | rounded)  # all rows of the model are new
+    with pytest.raises(ValueError, match="was computed by eager, and is by bfloat16"):
+        keep.joined(whole, other | rounded | {"rows": other["rows"][:1]})
     attack = other["spec"]["attack"]
 
     def attacked_with(said):

@@ -58,6 +58,7 @@ def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
             }
             for name, epochs in trained.items()
         },
+        "engines": dict.fromkeys(spec.needed_models, spec.engine),
         "trainings": {name: experiment.training(name) for name in spec.needed_models},
         "figures": analyses(experiment),
         "adaptive": adaptive(experiment),
