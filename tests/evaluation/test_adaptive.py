@@ -22,8 +22,10 @@ from mixup_inference.evaluation import (
 )
 from mixup_inference.evaluation.adaptive import adaptive
 from mixup_inference.evaluation.adaptive.bench import Bench, adaptive_rows
+from mixup_inference.evaluation.adaptive.figures import gallery
 from mixup_inference.evaluation.spec import smoke
 from mixup_inference.models import save_pretrained
+from mixup_inference.training import Recipe
 
 SPEC = """
 name = "tiny"
@@ -191,6 +193,20 @@ def test_knowing_the_defence_helps_the_attacker(run):
     assert row["versus_base"]["low"] < difference < row["versus_base"]["high"]
 
 
+def test_the_gallery_shows_interpolated_at_if_there_is_one(spec, trained, tmp_path):
+    save_pretrained(trained, tmp_path / "iat", recipe=Recipe(objective="iat"))
+    document = spec.model_dump(exclude_none=True)
+    document["models"]["other"] = {"weights": str(tmp_path / "iat")}
+    document["rows"] = [
+        {"title": model, "model": model, "defense": "mi-ol"} for model in ("mixup", "other")
+    ]
+    document["adaptive"] |= {"rows": [], "gallery": 1}
+    document["adaptive"]["attacks"] = [{"attack": "eot-pgd", "steps": 1, "draws": 1}]
+    experiment = Experiment(check_spec(document), tmp_path / "run")
+    shown = gallery(Bench(experiment, experiment.spec.adaptive), list(experiment.spec.rows))
+    assert shown["title"] == "other"
+
+
 def test_figures_and_detectors(run):
     document = run[1][0]
     (curves,) = document["samples"]
@@ -202,10 +218,10 @@ def test_figures_and_detectors(run):
         "eot": [1, 3],
     }
     assert curves["base"]["robust"]["points"] == 8
-    gallery = document["gallery"]
-    assert gallery["title"] == "mi-ol"
-    assert gallery["eps"] == pytest.approx(0.2)
-    assert len(gallery["entries"]) == 2
+    shown = document["gallery"]
+    assert shown["title"] == "mi-ol"
+    assert shown["eps"] == pytest.approx(0.2)
+    assert len(shown["entries"]) == 2
     (detector,) = document["detectors"]
     assert [a["title"] for a in detector["attacks"]] == [
         "oblivious PGD-10 (ignores the detector)",

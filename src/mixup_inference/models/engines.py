@@ -163,7 +163,11 @@ def _openvino(model: nn.Module, x: Tensor) -> Run:
     openvino = _library("openvino", "engines")
     with _silent():
         program = openvino.convert_model(bare(model), example_input=_pair(x))
-    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    settings = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "ENABLE_CPU_PINNING": False,  # else several processes share a core and leave others idle
+    }
     compiled = openvino.compile_model(program, "CPU", settings)
 
     def run(x: Tensor) -> Tensor:

@@ -37,8 +37,8 @@ def gallery(bench: Bench, rows: list[RowSpec]) -> dict[str, Any] | None:
     mixup = [row for row in rows if is_mixup(row)]
     if not mixup or not bench.spec.gallery:
         return None
-    models = bench.experiment.spec.models
-    interpolated = [row for row in mixup if models[row.model].objective == "iat"]
+    trainings = {row.model: bench.experiment.training(row.model) or {} for row in mixup}
+    interpolated = [row for row in mixup if trainings[row.model].get("objective") == "iat"]
     row = (interpolated or mixup)[0]
     main, test = bench.spec.main, bench.points
     eps = min(1.0, 2 * bench.eps) if bench.norm == "linf" else 2 * bench.eps
