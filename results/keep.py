@@ -42,9 +42,9 @@ def keep(run: Path, folder: Path, *, join: bool = False) -> Path:
 def joined(kept: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
     """The rows and figures of two runs of parts of one experiment, in the experiment's order.
 
-    They must have measured the same: points, attacks, columns, draws, versions. What is measured again
-    replaces what was there; a model whose figures are made again must have been computed as before, up
-    to rounding, or all of its rows are to be made again too.
+    They must have measured the same: points, attacks, columns, draws, versions. What is measured
+    again replaces what was there. If a model was computed in bfloat16 before and is not now, or the
+    other way round, all of its rows must be measured again.
     """
     same = ("schema", "name", "title", "columns", "points", "seed", "device", "versions")
     pairs = {key: (kept[key], added[key]) for key in same}

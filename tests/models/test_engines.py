@@ -17,7 +17,8 @@ from torch import nn
 
 from mixup_inference import CombinedInference, GaussianNoise, InputError, MixupInference, evaluate
 from mixup_inference.models import engines
-from mixup_inference.models.engines import ROUNDED, TOLERANCE, make_engine
+from mixup_inference.models.engines import make_engine
+from mixup_inference.models.folding import ROUNDED, TOLERANCE
 
 NEEDS = {"onnx": ("onnxruntime", "onnxscript"), "openvino": ("openvino",)}
 

@@ -22,13 +22,11 @@ from torch import Tensor, nn
 
 from mixup_inference.classifier import eval_mode, state_of, unwrap
 from mixup_inference.errors import InputError, unknown_name
-from mixup_inference.models.folding import ROUNDED, bare, fold
+from mixup_inference.models.folding import allowed, bare, deviation, fold
 from mixup_inference.timing import Stage, timed
 
 Run = Callable[[Tensor], Tensor]
 
-#: Largest difference of log-probabilities from those of the model itself.
-TOLERANCE = 1e-4
 _ROUNDS = 3
 #: What was made for a model, as long as that lives: its state then, and the engine.
 _MADE: WeakKeyDictionary[nn.Module, dict[Any, tuple[Any, Run]]] = WeakKeyDictionary()
@@ -63,14 +61,10 @@ def make_engine(name: str, model: nn.Module, x: Tensor) -> Run:
     """
     if check_engine(name) == "auto":
         return _fastest(model, x)
-    run = ENGINES[name](model, x)
-    with torch.no_grad():
-        ours, theirs = _log_probs(run, x), _log_probs(_eager(model, x), x)
-    what, most = "log-probability", TOLERANCE
-    if name == "bfloat16":
-        ours, theirs, what, most = ours.exp(), theirs.exp(), "probability", ROUNDED
-    difference = float((ours - theirs).abs().max())
+    run, rounds = ENGINES[name](model, x), name == "bfloat16"
+    difference, most = deviation(model, run, x, rounds=rounds), allowed(rounds=rounds)
     if not difference <= most:
+        what = "probability" if rounds else "log-probability"
         raise InputError(
             f"the engine {name!r} differs from the model by {difference:.2g} in a {what} "
             f"(allowed: {most:g}); use another engine."
@@ -95,10 +89,6 @@ def _seconds(run: Run, x: Tensor) -> float:
     with torch.no_grad():
         run(x)
     return time.perf_counter() - start
-
-
-def _log_probs(run: Run, x: Tensor) -> Tensor:
-    return torch.log_softmax(run(x), dim=1)
 
 
 def _eager(model: nn.Module, _: Tensor) -> Run:

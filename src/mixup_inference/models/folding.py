@@ -26,6 +26,8 @@ _FUSE: dict[type[nn.Module], Callable[..., tuple[nn.Parameter, nn.Parameter]]] =
 }
 #: Fewer images than this are through before a copy is made.
 WORTHWHILE = 500
+#: Largest difference of log-probabilities of a copy from those of the model itself.
+TOLERANCE = 1e-4
 #: Largest difference of probabilities for a copy that rounds.
 ROUNDED = 0.1
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -143,15 +145,31 @@ def is_watched(model: nn.Module) -> bool:
     return any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
-def is_same(model: nn.Module, folded: Folded, x: Tensor, tolerance: float = 1e-4) -> bool:
-    """Whether a copy gives the same log-probabilities to these images; nearly, if it rounds."""
-    with torch.no_grad(), eval_mode(model):
-        one, other = (torch.log_softmax(unwrap(each(x)), dim=1) for each in (model, folded))
-    if one.shape != other.shape:
-        return False
-    if folded.rounds:
-        one, other, tolerance = one.exp(), other.exp(), ROUNDED
-    return bool((one - other).abs().max() <= tolerance)
+def is_same(model: nn.Module, folded: Folded, x: Tensor) -> bool:
+    """Whether a copy says the same of these images; nearly, if it rounds."""
+    return deviation(model, folded, x, rounds=folded.rounds) <= allowed(rounds=folded.rounds)
+
+
+def allowed(*, rounds: bool) -> float:
+    """The largest deviation of a copy that may stand in for its model."""
+    return ROUNDED if rounds else TOLERANCE
+
+
+@torch.no_grad()
+def deviation(
+    model: nn.Module, twin: Callable[[Tensor], Tensor], x: Tensor, *, rounds: bool
+) -> float:
+    """Largest difference of log-probabilities from the model's; of probabilities if it rounds.
+
+    NaN where one has no number.
+    """
+    with eval_mode(model):
+        logits = unwrap(model.forward(x)), unwrap(twin(x))  # without hooks, which are the caller's
+    if logits[0].shape != logits[1].shape:
+        return torch.inf
+    one, other = (torch.log_softmax(out, dim=1) for out in logits)
+    difference = one.exp() - other.exp() if rounds else one - other
+    return float(difference.abs().max())
 
 
 def _fold_traced(model: nn.Module) -> tuple[nn.Module, dict[str, str]]:

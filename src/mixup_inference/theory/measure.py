@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from mixup_inference.attacks.quick import quick
 from mixup_inference.checks import (
     check_images,
     check_index,
@@ -81,6 +82,7 @@ def analyze(
     y = check_labels(y, count=len(x_clean), classes=pool.classes).to(x_clean.device)
     index = torch.arange(len(y)) if index is None else index
     index = check_index(index, count=len(y), device=x_clean.device)
+    model = quick(model, x_clean[:8], images=4 * len(y) * draws)
     mi = MixupInference(model, pool, labels=_LABELS[kind], lam=lam, draws=draws, seed=seed)
     with torch.no_grad():
         mi.base_log_probs(x_clean[:1])  # complains when model, pool and images do not fit
