@@ -229,6 +229,8 @@ def test_an_engine_on_the_command_line(finished, spec, tmp_path):
     done = call("evaluate", spec, "-o", output, "--engine", "folded")
     assert "20 parts computed, 6 reused" in done.stdout  # all cells; models and attacks stay
     assert results(output)["spec"]["engine"] == "folded"
+    assert set(results(output)["engines"].values()) == {"folded"}
+    assert set(results(output)["engines"]) == set(results(output)["trainings"])
     for row, before in zip(results(output)["rows"], finished[2]["rows"], strict=True):
         for column, cell in row["cells"].items():
             assert abs(cell["correct"] - before["cells"][column]["correct"]) <= 1  # near-ties

@@ -146,6 +146,13 @@ def test_detection_without_calibration_points_has_no_thresholds(full):
     assert "Threshold</button>" not in page
 
 
+def test_report_says_what_computed_each_model(results):
+    words = "What computed the models inside defences"
+    assert words not in html(results)  # of before that was kept
+    page = html(results | {"engines": {"one": "folded", "two": "bfloat16"}})
+    assert f"{words}: one: folded, two: bfloat16." in page
+
+
 def test_report_says_which_sign_the_detection_gap_has(page):
     assert "Eq. 11 as printed has the opposite sign" in page
 
