@@ -27,8 +27,9 @@ OBJECTIVES = {
 LIMITS = """\
 ## What it must not be used for
 
-- As a defence against somebody who knows of it. Attacks through a defence leave far less than those
-  that ignore it, which are the ones of the paper's tables and of this card.
+- As a defence against somebody who knows of it. The attacks of this card ignore the defence, as
+  those of the paper's tables do; attacks through a defence can leave less, down to what they leave
+  without it.
 - To classify photographs for a decision that matters: it knows {classes} classes in images of 32x32
   pixels, and answers with one of them whatever it sees.
 - With a pool of test images, if the accuracy is to be believed.

@@ -7,6 +7,7 @@ A table stands between two comments, the first of which says what it shows:
 - `rows cifar10-epochs`: rows that the paper does not have;
 - `claims cifar10 cifar10-figures`: what these runs say of the paper's claims;
 - `adaptive cifar10-adaptive`: attackers who know the defence;
+- `detection cifar10-epochs 0.5`: what MI with this lambda detects, and how linear models are there;
 - `shrinkage cifar10`: what parts of a perturbation do.
 """
 
@@ -39,7 +40,8 @@ def _table(words: list[str]) -> str:
         "conventions": lambda n, ours, theirs: conventions(read(ours), read(theirs), paper(n)),
         "rows": lambda run: beside(read(run), {}),
         "claims": lambda *runs: judged([read(run) for run in runs]),
-        "adaptive": lambda run: "\n".join(adaptive_lines(read(run)["adaptive"])),
+        "adaptive": lambda run: known(read(run)),
+        "detection": lambda run, lam: detected(read(run), float(lam)),
         "shrinkage": lambda run: shrunk(read(run, "shrinkage.json"), read(run)),
     }
     if kind not in made:
@@ -92,7 +94,7 @@ def _with_paper(cells: list[str], columns: list[str], printed: dict[str, str]) -
 
 def shrunk(entries: list[dict[str, Any]], results: dict[str, Any]) -> str:
     """Accuracy in percent by model, attack and part of the perturbation."""
-    titles = {row["model"]: row["title"] for row in results["rows"] if row["defense"] == "none"}
+    titles = _undefended(results)
     parts = list(dict.fromkeys(entry["part"] for entry in entries))
     found: dict[str, dict[float, str]] = {}
     for entry in entries:
@@ -100,6 +102,36 @@ def shrunk(entries: list[dict[str, Any]], results: dict[str, Any]) -> str:
         found.setdefault(title, {})[entry["part"]] = percent(entry["accuracy"])
     rows = [[title, *(cells[part] for part in parts)] for title, cells in found.items()]
     return "\n".join(table_lines(["part of the perturbation", *map("{:g}".format, parts)], rows))
+
+
+def known(results: dict[str, Any]) -> str:
+    """Attackers who know the defence, without the heading: the page has its own."""
+    heading, _, *lines = adaptive_lines(results["adaptive"])
+    assert heading.startswith("#")
+    return "\n".join(lines)
+
+
+def detected(results: dict[str, Any], lam: float) -> str:
+    """AUC of the detectors by model, and how far a mixture's prediction is off the mixed ones."""
+    titles = _undefended(results)
+    head, rows = ["", "off linear"], []
+    for model, entry in results["figures"].items():
+        line = entry["linearity"]
+        off = dict(zip(line["lams"], line["curve"], strict=True))[lam]
+        scores = {
+            f"{s['score']}, {s['attack']}": f"{s['auc']:.2f} [{s['low']:.2f}, {s['high']:.2f}]"
+            for s in entry["detection"]["scores"]
+            if s["score"] != "entropy" and s["lam"] in (None, lam)
+        }
+        head[2:] = list(scores)
+        off_told = f"{off['mean']:.3f} ±{1.96 * off['se']:.3f}"
+        rows.append([titles[model], off_told, *scores.values()])
+    return "\n".join(table_lines(head, rows))
+
+
+def _undefended(results: dict[str, Any]) -> dict[str, str]:
+    """What the row of each model without a defence is called."""
+    return {row["model"]: row["title"] for row in results["rows"] if row["defense"] == "none"}
 
 
 def judged(runs: list[dict[str, Any]]) -> str:
