@@ -115,7 +115,8 @@ def line(
 ) -> None:
     """Values over lam that are computed and have no interval."""
     lam, value = ([row[key] for row in rows] for key in ("lam", "value"))
-    axes.plot(lam, value, color=look.colour, linestyle=look.line, label=label)
+    alone = {"marker": "_", "markersize": 24} if len(rows) == 1 else {}  # a line of one value
+    axes.plot(lam, value, color=look.colour, linestyle=look.line, label=label, **alone)
 
 
 def zero(axes: Axes, y: float = 0.0) -> None:
