@@ -7,6 +7,7 @@ import re
 from xml.etree import ElementTree as ET
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from mixup_inference.reporting.figures import charts, draw, write_chart
@@ -113,6 +114,20 @@ def test_predictions_are_the_analysis_with_1_96_standard_errors(full):
             assert row["high"] - row["low"] == pytest.approx(2 * 1.96 * part[key]["se"])
     # Three series, each once without MI for both kinds and attacks; measured and theory per lam.
     assert len(rows) == 3 * (2 * 2 + 2 * len(entries))
+
+
+@pytest.mark.parametrize("lams", [1, 2])
+def test_theory_at_a_single_lambda_is_seen(full, lams):
+    """A line through one value would be invisible."""
+    entry = full["figures"]["mixup"]
+    some = sorted({found["lam"] for found in entry["theory"]})[:lams]
+    entry["theory"] = [found for found in entry["theory"] if found["lam"] in some]
+    chart, figure = named(full)["predictions-mixup"], Figure()
+    chart.paint(figure, chart.rows)
+    theory = [row["value"] for row in chart.rows if row["source"] == "theory"]
+    lines = [line for axes in figure.axes for line in axes.lines if line.get_ydata()[0] in theory]
+    assert len(lines) == len(theory) / lams > 0
+    assert {line.get_marker() for line in lines} == {"_" if lams == 1 else "None"}
 
 
 def test_mechanisms_add_up(full):

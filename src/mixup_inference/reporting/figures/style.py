@@ -115,8 +115,9 @@ def line(
 ) -> None:
     """Values over lam that are computed and have no interval."""
     lam, value = ([row[key] for row in rows] for key in ("lam", "value"))
-    alone = {"marker": "_", "markersize": 24} if len(rows) == 1 else {}  # a line of one value
-    axes.plot(lam, value, color=look.colour, linestyle=look.line, label=label, **alone)
+    (drawn,) = axes.plot(lam, value, color=look.colour, linestyle=look.line, label=label)
+    if len(rows) == 1:  # a line of one value is a dash
+        drawn.set(marker="_", markersize=24)
 
 
 def zero(axes: Axes, y: float = 0.0) -> None:
