@@ -95,7 +95,7 @@ def erm(_: nn.Module, batch: Batch, __: Recipe, classes: int) -> Examples:
 
 
 def mixup(_: nn.Module, batch: Batch, recipe: Recipe, classes: int) -> Examples:
-    """Mixup (Zhang et al., 2018; Section 2.2), with a ratio of its own for each sample."""
+    """Mixup (Zhang et al., 2018; Section 2.2), with a ratio for each sample or for the batch."""
     return mix(erm(_, batch, recipe, classes), batch, recipe, "clean")
 
 
@@ -123,12 +123,15 @@ ADVERSARIAL = ("at", "iat")
 def mix(examples: Examples, batch: Batch, recipe: Recipe, half: str) -> Examples:
     """Mix each row with a partner from the batch: x~ = lam x + (1 - lam) x', likewise y~.
 
-    Ratio and partner follow from (seed, epoch, position in the data set); the partner may be a row
-    of another process.
+    Ratio and partner follow from (seed, epoch, position in the data set); a batch that has one ratio
+    takes that of its first row. The partner may be a row of another process.
     """
     whole = batch.whole
     draws = Draws.once(make_key(recipe.seed, "mixup", half, batch.epoch), whole.index)
-    lam = Beta(recipe.alpha, recipe.alpha).quantile(draws.uniform(0)[whole.own])[:, 0]
+    ratios = Beta(recipe.alpha, recipe.alpha).quantile(draws.uniform(0))[:, 0]
+    if recipe.ratio == "batch":
+        ratios = ratios[:1].expand_as(ratios)
+    lam = ratios[whole.own]
     if recipe.lam is not None:
         lam = torch.full_like(lam, recipe.lam)
     # Two independent orders, matched up: a random permutation of the batch.

@@ -12,6 +12,7 @@ from mixup_inference.errors import InputError, unknown_name
 
 Objective = Literal["erm", "mixup", "at", "iat"]
 Schedule = Literal["step", "one-cycle"]
+MixupRatio = Literal["sample", "batch"]
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 OBJECTIVES = ("erm", "mixup", "at", "iat")
 SCHEDULES = ("step", "one-cycle")
@@ -34,6 +35,8 @@ class Recipe:
         milestones: as fractions of the epochs (100 and 150 of 200 in the paper).
         warmup: as a fraction of all steps.
         alpha: mixup's Beta(alpha, alpha).
+        ratio: a mixing ratio of its own for each "sample", or one for the whole "batch" (published
+            codes differ).
         lam: the same mixup ratio for all samples, instead of one from that distribution.
         eps, step, steps: the inner PGD attack of the adversarial objectives.
         attack_labels: "true", or "predicted" as in the published code.
@@ -56,6 +59,7 @@ class Recipe:
     milestones: tuple[float, ...] = (0.5, 0.75)
     warmup: float = 0.2
     alpha: float = 1.0
+    ratio: MixupRatio = "sample"
     lam: float | None = None
     eps: float = 8 / 255
     step: float = 2 / 255
@@ -75,6 +79,8 @@ class Recipe:
             raise unknown_name("schedule", self.schedule, SCHEDULES)
         if self.precision not in (None, *PRECISIONS):
             raise unknown_name("precision", self.precision, PRECISIONS)
+        if self.ratio not in ("sample", "batch"):
+            raise unknown_name("ratio", self.ratio, ("sample", "batch"))
         if self.lam is not None:
             check_number(self.lam, what="lam", least=0, most=1)
         for name, least in (("epochs", 1), ("batch_size", 2), ("steps", 0), ("crop_padding", 0)):

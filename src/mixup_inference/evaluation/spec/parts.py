@@ -12,7 +12,7 @@ from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.evaluation.spec.table import Count, NotNegative, Table
 from mixup_inference.models import MODELS
 from mixup_inference.training import Recipe
-from mixup_inference.training.recipe import Precision
+from mixup_inference.training.recipe import MixupRatio, Precision
 
 
 class DataSpec(Table):
@@ -83,6 +83,7 @@ class TrainingSpec(Table):
     milestones: tuple[float, ...] | None = None
     warmup: float | None = None
     alpha: float | None = None
+    ratio: MixupRatio | None = None
     lam: float | None = None
     eps: float | None = None
     step: float | None = None
