@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from mixup_inference import from_pretrained, load_dataset
-from mixup_inference.evaluation.accuracy import wilson
+from mixup_inference.metrics.accuracy import wilson
 from mixup_inference.models import shipped_models
 from mixup_inference.theory import linearity
 

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mixup_inference.evaluation import load_spec
-from mixup_inference.evaluation.spec import AttackSpec
-from mixup_inference.evaluation.sums import SUMS
+from mixup_inference.experiments import load_spec
+from mixup_inference.experiments.spec import AttackSpec
 from mixup_inference.reporting import write_report, write_results
+from mixup_inference.utils.io import SUMS
 
 HERE = Path(__file__).parent
 #: Formats of figures that are not kept: the PNG is what the documentation shows.

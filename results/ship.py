@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 
 from mixup_inference import evaluate, from_pretrained, load_dataset, save_pretrained
-from mixup_inference.files import read_header
 from mixup_inference.training import LAST, Recipe
+from mixup_inference.utils.io import read_header
 
 SHIPPED = Path(__file__).parent.parent / "src" / "mixup_inference" / "models" / "shipped"
 

@@ -14,8 +14,8 @@ from itertools import product
 from pathlib import Path
 
 from mixup_inference import evaluate
-from mixup_inference.evaluation import Experiment, load_spec
-from mixup_inference.evaluation.accuracy import cell_entry
+from mixup_inference.experiments import Experiment, load_spec
+from mixup_inference.metrics.accuracy import cell_entry
 
 HERE = Path(__file__).parent
 PARTS = (1.0, 0.75, 0.5, 0.25, 0.125)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from mixup_inference import create_model, pgd
-from mixup_inference.classifier import batch_for, count_passes
+from mixup_inference.models.call import batch_for, count_passes
 
 X = torch.rand(40, 3, 32, 32)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from mixup_inference import InputError, MixupDetector, MixupInference, Pool, pgd
-from mixup_inference.detection import auc, auc_interval, roc
+from mixup_inference.metrics.roc import auc, auc_interval, roc
 from synthetic import TARGET, LinearPlusG, clean_samples, perturb
 
 scores = st.lists(st.integers(-3, 3).map(lambda n: n / 4), min_size=1, max_size=30)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mixup_inference.errors import DiskFullError, InputError
-from mixup_inference.files import (
+from mixup_inference.utils.io import (
     broken_seal,
     read_header,
     read_sealed,
@@ -113,7 +113,7 @@ TENSORS = """
 import sys, torch
 from pathlib import Path
 from mixup_inference.errors import DiskFullError
-from mixup_inference.files import write_tensors
+from mixup_inference.utils.io import write_tensors
 try:
     write_tensors(Path(sys.argv[1]), {"x": torch.rand(100_000)}, {})
 except DiskFullError as error:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mixup_inference import InputError
-from mixup_inference.ranks import Ranks
+from mixup_inference.utils.distributed import Ranks
 
 SCRIPT = """
 import sys
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from mixup_inference import CombinedInference, MixupInference, Pool, evaluate, pgd
 from mixup_inference.attacks import eot_pgd, square_eot
-from mixup_inference.ranks import Ranks
+from mixup_inference.utils.distributed import Ranks
 
 torch.set_num_threads(1)
 torch.manual_seed(0)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mixup_inference import CombinedInference, MixupInference, eot_pgd, pgd
-from mixup_inference.attacks.victim import freeze
-from mixup_inference.classifier import count_passes, logits_of
-from mixup_inference.timing import Stage, Stopwatch, timed
+from mixup_inference.attacks.query import freeze
+from mixup_inference.models.call import count_passes, logits_of
+from mixup_inference.utils.profiling import Stage, Stopwatch, timed
 
 
 class Clock:

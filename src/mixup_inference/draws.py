@@ -19,9 +19,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from mixup_inference.checks import check_number
 from mixup_inference.errors import InputError
-from mixup_inference.timing import Stage, timed
+from mixup_inference.utils.profiling import Stage, timed
+from mixup_inference.validation import check_number
 
 
 def _signed(word: int) -> int:

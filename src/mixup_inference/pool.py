@@ -9,10 +9,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.checks import as_pixels, check_int, check_labels, check_pixels
 from mixup_inference.datasets import as_tensors
 from mixup_inference.draws import scale_bits
 from mixup_inference.errors import InputError
+from mixup_inference.validation import as_pixels, check_int, check_labels, check_pixels
 
 
 class Pool(nn.Module):

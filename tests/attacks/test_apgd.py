@@ -12,7 +12,7 @@ from mixup_inference import InputError, MixupInference, make_defense, pgd
 from mixup_inference.attacks import judge
 from mixup_inference.attacks.apgd import apgd_eot
 from mixup_inference.attacks.losses import LOSSES
-from mixup_inference.attacks.victim import Victim
+from mixup_inference.attacks.query import Victim
 from mixup_inference.defenses import GaussianNoise
 
 torch.manual_seed(0)

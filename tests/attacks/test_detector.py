@@ -10,11 +10,11 @@ from torch.nn import functional
 from mixup_inference import InputError, Pool, pgd
 from mixup_inference.attacks import detector as module
 from mixup_inference.attacks import eot_pgd, freeze, judge, random_targets
-from mixup_inference.attacks.ball import Ball, length
-from mixup_inference.attacks.detector import METHODS, detector_aware, without_conflict
-from mixup_inference.classifier import logits_of
+from mixup_inference.attacks.detector_aware import METHODS, detector_aware, without_conflict
+from mixup_inference.attacks.threat_model import Ball, length
 from mixup_inference.defenses import CombinedInference, MixupInference
 from mixup_inference.detection import MixupDetector
+from mixup_inference.models.call import logits_of
 
 torch.manual_seed(0)
 MODEL = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3))

@@ -36,9 +36,9 @@ from mixup_inference.attacks import (
     square_eot,
     transfer,
 )
-from mixup_inference.attacks.job import step_sizes
+from mixup_inference.attacks.base import step_sizes
 from mixup_inference.attacks.losses import LOSSES, dlr
-from mixup_inference.attacks.victim import Averaged
+from mixup_inference.attacks.query import Averaged
 from mixup_inference.defenses import mean_prediction
 
 torch.manual_seed(0)

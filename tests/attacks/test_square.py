@@ -9,8 +9,8 @@ from torch import nn
 from mixup_inference import InputError, MixupInference, make_defense, pgd
 from mixup_inference.attacks import judge, square
 from mixup_inference.attacks.losses import LOSSES
+from mixup_inference.attacks.query import Victim
 from mixup_inference.attacks.square import square_eot
-from mixup_inference.attacks.victim import Victim
 from mixup_inference.defenses import GaussianNoise
 
 torch.manual_seed(0)

@@ -13,9 +13,9 @@ from torch import nn
 
 from mixup_inference import InputError, Pool, make_defense
 from mixup_inference.attacks import eot_pgd, judge, peers
-from mixup_inference.attacks.peers import check_peer, peer_attack, peer_names
-from mixup_inference.classifier import count_passes
+from mixup_inference.attacks.external import check_peer, peer_attack, peer_names
 from mixup_inference.errors import MixupInferenceWarning
+from mixup_inference.models.call import count_passes
 
 STEPS = 10
 PGD = {

@@ -13,10 +13,10 @@ import torch
 from mixup_inference import InputError
 from mixup_inference.datasets import SOURCES, load_dataset
 from mixup_inference.datasets.cifar import CIFAR10, CIFAR100, CIFAR100_COARSE
-from mixup_inference.datasets.cifar_pickle import records
 from mixup_inference.datasets.download import RemoteFile
+from mixup_inference.datasets.readers import records
 from mixup_inference.errors import DownloadError, MissingDataError
-from mixup_inference.progress import SILENT
+from mixup_inference.utils.progress import SILENT
 
 EACH = pytest.mark.parametrize(
     "cifar", [CIFAR10, CIFAR100, CIFAR100_COARSE], ids=["cifar10", "cifar100", "coarse"]

@@ -15,7 +15,7 @@ from mixup_inference.datasets import data_root
 from mixup_inference.datasets import fashion_mnist as module
 from mixup_inference.datasets.fashion_mnist import CLASSES, FASHION_MNIST, FashionMnist
 from mixup_inference.errors import DownloadError, InputError, MissingDataError
-from mixup_inference.progress import SILENT
+from mixup_inference.utils.progress import SILENT
 
 
 @pytest.fixture

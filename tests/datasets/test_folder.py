@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageFile, ImageOps, PngImagePlugin
 
 from mixup_inference.datasets import image_file, splits
-from mixup_inference.datasets.folder import load_folder
+from mixup_inference.datasets.image_folder import load_folder
 from mixup_inference.errors import InputError, MixupInferenceWarning
 
 

@@ -7,9 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from mixup_inference import CropResize, GaussianNoise, InputError, RandomRotation, ResizePad
-from mixup_inference.defenses.crop_resize import crop_resize
-from mixup_inference.defenses.resize_pad import crop_pad, resize_pad
-from mixup_inference.defenses.rotation import rotate
+from mixup_inference.defenses.transforms import crop_pad, crop_resize, resize_pad, rotate
 from mixup_inference.draws import Draws, make_key
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -20,9 +20,9 @@ from mixup_inference import (
     Uniform,
     evaluate,
 )
-from mixup_inference.classifier import count_passes
-from mixup_inference.defenses.label_rules import label_rule, rule_weights
+from mixup_inference.defenses.label_distribution import label_rule, rule_weights
 from mixup_inference.draws import Draws, make_key
+from mixup_inference.models.call import count_passes
 from synthetic import CLASSES, LinearPlusG, class_part, clean_samples
 
 torch.manual_seed(0)

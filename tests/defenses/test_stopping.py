@@ -20,7 +20,7 @@ from mixup_inference import (
     evaluate,
     pgd,
 )
-from mixup_inference.defenses.stopping import WhichLabel, WhichSide, until_decided
+from mixup_inference.defenses.early_stopping import WhichLabel, WhichSide, until_decided
 
 torch.manual_seed(0)
 L = 4

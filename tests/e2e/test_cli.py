@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from e2e.process import COMMAND, ENVIRONMENT, call
-from mixup_inference.evaluation.accuracy import from_bits
+from mixup_inference.metrics.accuracy import from_bits
 
 SPEC = """
 name = "tiny"

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from e2e.process import COMMAND, ENVIRONMENT, call
-from mixup_inference.files import read_tensors
+from mixup_inference.utils.io import read_tensors
 
 SPEC = """
 name = "tiny"

@@ -14,9 +14,9 @@ from PIL import Image
 
 from e2e.process import COMMAND, ENVIRONMENT, call
 from mixup_inference import save_pretrained
-from mixup_inference.cli.one_model import OneModel, make_spec
+from mixup_inference.cli.evaluate_options import OneModel, make_spec
 from mixup_inference.datasets import load_dataset
-from mixup_inference.files import read_tensors
+from mixup_inference.utils.io import read_tensors
 
 FACTORY = """
 from torch import nn

@@ -15,7 +15,7 @@ from random import Random
 import pytest
 
 from e2e.process import ENVIRONMENT, call
-from mixup_inference.files import read_tensors
+from mixup_inference.utils.io import read_tensors
 
 SPEC = """
 name = "tiny"

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from mixup_inference import CombinedInference, InputError, MixupInference, evaluate
-from mixup_inference.evaluation import Accuracy, wilson
-from mixup_inference.evaluation.accuracy import as_bits, cell_entry, difference, from_bits
+from mixup_inference.evaluation import Accuracy
+from mixup_inference.metrics import wilson
+from mixup_inference.metrics.accuracy import as_bits, cell_entry, difference, from_bits
 
 
 @given(st.integers(1, 3000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))

@@ -8,23 +8,15 @@ import pytest
 import torch
 
 from mixup_inference.attacks import base_of, judge
-from mixup_inference.classifier import count_passes
 from mixup_inference.datasets import Shape
 from mixup_inference.errors import InputError
-from mixup_inference.evaluation import (
-    Experiment,
-    Listener,
-    check_attack,
-    check_spec,
-    parse_spec,
-    plan,
-    worst_case,
-)
-from mixup_inference.evaluation.adaptive import adaptive
-from mixup_inference.evaluation.adaptive.bench import Bench, adaptive_rows
-from mixup_inference.evaluation.adaptive.figures import gallery
-from mixup_inference.evaluation.spec import smoke
+from mixup_inference.evaluation import check_attack, worst_case
+from mixup_inference.experiments import Experiment, Listener, check_spec, parse_spec, plan
+from mixup_inference.experiments.adaptive import Bench, adaptive, adaptive_rows
+from mixup_inference.experiments.adaptive_extras import gallery
+from mixup_inference.experiments.spec import smoke
 from mixup_inference.models import save_pretrained
+from mixup_inference.models.call import count_passes
 from mixup_inference.training import Recipe
 
 SPEC = """
@@ -413,7 +405,7 @@ def test_what_is_checked_is_the_main_attack_with_all_its_settings(spec, tmp_path
         seen.update(settings, **attack.keywords, others=list(others))
         return []
 
-    monkeypatch.setattr("mixup_inference.evaluation.adaptive.rows.check_attack", spy)
+    monkeypatch.setattr("mixup_inference.experiments.adaptive.check_attack", spy)
     document = spec.model_dump(exclude_none=True)
     main = {"attack": "eot-pgd", "steps": 2, "momentum": 0.5, "schedule": "cosine"}
     document["adaptive"] |= {"attacks": [main, {"attack": "oblivious", "steps": 2}], "checks": 4}

@@ -15,7 +15,7 @@ from mixup_inference.evaluation.attack_checks import (
     check_attack,
     loss_rises,
 )
-from mixup_inference.evaluation.planted import Binarised, plant, planted_test
+from mixup_inference.evaluation.binarization_test import Binarised, plant, planted_test
 
 POINTS, EPS = 25, 0.2
 SETTINGS = {"steps": 8, "draws": 3, "eps": EPS, "repeats": 3}

@@ -5,7 +5,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from mixup_inference import CombinedInference, MixupDetector, pgd
-from mixup_inference.evaluation.detecting import (
+from mixup_inference.evaluation.detection import (
     Points,
     answer,
     measure_combined,

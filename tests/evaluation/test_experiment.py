@@ -7,8 +7,9 @@ import torch
 
 from mixup_inference.datasets import Dataset, load_dataset
 from mixup_inference.errors import InputError
-from mixup_inference.evaluation import Experiment, material, parse_spec
-from mixup_inference.evaluation.spec import (
+from mixup_inference.evaluation import material
+from mixup_inference.experiments import Experiment, parse_spec
+from mixup_inference.experiments.spec import (
     in_precision,
     on_points,
     with_attack_precision,

@@ -13,13 +13,13 @@ import filelock
 import pytest
 
 from mixup_inference.errors import InputError
-from mixup_inference.evaluation import lock
-from mixup_inference.evaluation.lock import HOLDER, LOCK, holder_of, working_in
+from mixup_inference.experiments import lock
+from mixup_inference.experiments.run_directory import HOLDER, LOCK, holder_of, working_in
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from mixup_inference.evaluation.lock import working_in
+from mixup_inference.experiments.run_directory import working_in
 with working_in(Path(sys.argv[1]), "mixup-inference run digits"):
     print("held", flush=True)
     time.sleep(600)

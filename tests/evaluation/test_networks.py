@@ -10,9 +10,9 @@ import torch
 
 from mixup_inference import InputError, create_model, save_checkpoint, save_pretrained
 from mixup_inference.datasets import load_dataset
-from mixup_inference.evaluation import Experiment, parse_spec
-from mixup_inference.evaluation.networks import bring_model
-from mixup_inference.evaluation.spec import NetworkSpec
+from mixup_inference.experiments import Experiment, parse_spec
+from mixup_inference.experiments.models import bring_model
+from mixup_inference.experiments.spec import NetworkSpec
 from mixup_inference.training import Recipe
 
 FACTORY = """

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from mixup_inference import pgd, train
-from mixup_inference.classifier import count_passes
 from mixup_inference.datasets import Shape
-from mixup_inference.evaluation import Experiment, load_spec, parse_spec, plan
-from mixup_inference.evaluation.plan import Speed, Work, defense_passes, training_passes
+from mixup_inference.experiments import Experiment, load_spec, parse_spec, plan
+from mixup_inference.experiments.cost import Speed, Work, defense_passes, training_passes
+from mixup_inference.models.call import count_passes
 from mixup_inference.training import Recipe
 
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mixup_inference import InputError
-from mixup_inference.evaluation import wilson
-from mixup_inference.evaluation.accuracy import cell_entry, difference
-from mixup_inference.evaluation.robust import RobustAccuracy, paired_difference, worst_case
+from mixup_inference.metrics import wilson
+from mixup_inference.metrics.accuracy import cell_entry, difference
+from mixup_inference.metrics.robust_accuracy import RobustAccuracy, paired_difference, worst_case
 
 POINTS, REPEATS, TRIALS = 100, 5, 400
 

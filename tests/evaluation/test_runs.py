@@ -10,11 +10,10 @@ import pytest
 
 from mixup_inference.cli import app
 from mixup_inference.errors import InputError
-from mixup_inference.evaluation import Experiment, collect, parse_spec
-from mixup_inference.evaluation.lock import working_in
-from mixup_inference.evaluation.runs import Run
-from mixup_inference.files import seal, write_json
+from mixup_inference.experiments import Experiment, collect, parse_spec
+from mixup_inference.experiments.run_directory import Run, working_in
 from mixup_inference.reporting import write_results
+from mixup_inference.utils.io import seal, write_json
 
 SPEC = """
 name = "tiny"

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from mixup_inference import InputError
-from mixup_inference.evaluation import load_spec, parse_spec, shipped_specs
-from mixup_inference.evaluation.spec import smoke
+from mixup_inference.experiments import load_spec, parse_spec, shipped_specs
+from mixup_inference.experiments.spec import smoke
 from mixup_inference.training import Recipe
 
 GOOD = """
@@ -202,7 +202,7 @@ def test_rows_by_preset():
 @pytest.mark.parametrize("table", ["cifar10", "cifar100"])
 @pytest.mark.parametrize("size", ["", "paper-"])
 def test_the_cifar_specs_have_every_row_of_the_parameter_tables(table, size):
-    from mixup_inference.defenses.registry import PRESETS
+    from mixup_inference.defenses.presets import PRESETS
 
     spec = load_spec(size + table)
     rows = {(row.model, row.defense, str(row.settings)) for row in spec.rows}

@@ -8,8 +8,8 @@ import os
 import pytest
 import torch
 
-from mixup_inference.evaluation.store import Store
-from mixup_inference.files import seal, write_json
+from mixup_inference.experiments.cache import Store
+from mixup_inference.utils.io import seal, write_json
 from mixup_inference.version import __version__
 
 IDENTITY = {"model": {"seed": 1}, "steps": (1, 2), "eps": 0.1}

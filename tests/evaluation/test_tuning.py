@@ -5,8 +5,9 @@ import torch
 
 from mixup_inference import InputError, MixupInference, evaluate, get_preset, pgd
 from mixup_inference.defenses import write_preset
-from mixup_inference.evaluation import Accuracy, Experiment, parse_spec, tune
-from mixup_inference.evaluation.tuning import GRIDS, Trial, choose, pareto, try_settings
+from mixup_inference.evaluation import Accuracy
+from mixup_inference.evaluation.grid_search import GRIDS, Trial, choose, pareto, try_settings
+from mixup_inference.experiments import Experiment, parse_spec, tune
 
 SPEC = """
 name = "tiny"

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from mixup_inference import InputError, create_model, load_checkpoint, save_checkpoint
-from mixup_inference.files import write_tensors
 from mixup_inference.models import load_weights
+from mixup_inference.utils.io import write_tensors
 
 
 @pytest.fixture

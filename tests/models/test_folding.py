@@ -11,9 +11,9 @@ from torch import nn
 
 from mixup_inference import CombinedInference, MixupInference, create_model, pgd
 from mixup_inference.attacks import eot_pgd, transfer
-from mixup_inference.attacks.quick import quick
-from mixup_inference.classifier import count_passes
+from mixup_inference.attacks.query import accelerate
 from mixup_inference.models import MODELS
+from mixup_inference.models.call import count_passes
 from mixup_inference.models.folding import ROUNDED, WORTHWHILE, faster, fold, is_same
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -173,10 +173,10 @@ class Rarely(nn.Module):
 
 def test_randomness_is_not_folded_away(trained, parts):
     module = Rarely(trained).eval()
-    assert quick(module, parts["test"].pixels, images=10**6) is module
-    assert quick(trained, parts["test"].pixels, images=10**6) is not trained
+    assert accelerate(module, parts["test"].pixels, images=10**6) is module
+    assert accelerate(trained, parts["test"].pixels, images=10**6) is not trained
     twin = fold(trained)
-    assert quick(twin, parts["test"].pixels, images=10**6) is twin
+    assert accelerate(twin, parts["test"].pixels, images=10**6) is twin
 
 
 def eager(monkeypatch):

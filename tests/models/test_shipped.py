@@ -10,9 +10,9 @@ import torch
 from mixup_inference import evaluate, from_pretrained, load_dataset
 from mixup_inference.cli import app
 from mixup_inference.errors import InputError
-from mixup_inference.evaluation import load_spec
-from mixup_inference.files import read_safetensors
+from mixup_inference.experiments import load_spec
 from mixup_inference.models import check_pretrained, shipped_models
+from mixup_inference.utils.io import read_safetensors
 
 NAMES = list(shipped_models())
 

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from mixup_inference.evaluation import Accuracy
-from mixup_inference.evaluation.accuracy import cell_entry
-from mixup_inference.evaluation.detecting import Answers, measure_combined, measure_detection
+from mixup_inference.evaluation.detection import Answers, measure_combined, measure_detection
+from mixup_inference.metrics.accuracy import cell_entry
 from mixup_inference.reporting.figures import charts, draw
 from mixup_inference.reporting.figures.chart import inline
 from mixup_inference.reporting.page import page as report_page

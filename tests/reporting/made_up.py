@@ -6,7 +6,7 @@ import copy
 
 import torch
 
-from mixup_inference.evaluation.accuracy import Accuracy, as_bits, cell_entry
+from mixup_inference.metrics.accuracy import Accuracy, as_bits, cell_entry
 
 COLUMNS = ["clean", "untargeted PGD-10", "targeted PGD-10"]
 

@@ -15,7 +15,7 @@ from PIL import Image
 from rich.console import Console
 
 from mixup_inference.evaluation import Accuracy
-from mixup_inference.evaluation.accuracy import cell_entry
+from mixup_inference.metrics.accuracy import cell_entry
 from mixup_inference.reporting import ConsoleListener, html, write_report, write_results
 from mixup_inference.reporting.adaptive import (
     attack_columns,
@@ -24,9 +24,9 @@ from mixup_inference.reporting.adaptive import (
     verdicts,
 )
 from mixup_inference.reporting.figures import charts, draw
-from mixup_inference.reporting.findings import summary
+from mixup_inference.reporting.summary import summary
 from mixup_inference.reporting.tables import adaptive_csv, markdown
-from mixup_inference.text import markdown_words
+from mixup_inference.utils.text import markdown_words
 
 NASTY = "<i>M</i> | $x_{$ & co"
 POINTS, REPEATS = 200, 5

@@ -9,7 +9,7 @@ import pytest
 
 from mixup_inference import MixupInference
 from mixup_inference.reporting.claims import claims
-from mixup_inference.reporting.claims.training import USUAL_LAM
+from mixup_inference.reporting.claims.accuracy import USUAL_LAM
 from reporting.made_up import BARE, HELPS, figures, first, results, row
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mixup_inference.reporting.claims import claims
-from mixup_inference.reporting.findings import best, summary
+from mixup_inference.reporting.summary import best, summary
 from reporting.made_up import BARE, HELPS, figures, results, row
 
 

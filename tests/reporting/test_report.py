@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from mixup_inference.evaluation import Accuracy
-from mixup_inference.evaluation.accuracy import cell_entry
+from mixup_inference.metrics.accuracy import cell_entry
 from mixup_inference.reporting import html, write_comparison, write_report
 from mixup_inference.reporting.tables import as_csv, markdown, with_margin
 

@@ -9,8 +9,8 @@ import pytest
 from e2e.process import call
 from mixup_inference import InputError
 from mixup_inference.cli import app
-from mixup_inference.evaluation import check_spec, load_spec, parse_spec
-from mixup_inference.evaluation.spec import smoke
+from mixup_inference.experiments import check_spec, load_spec, parse_spec
+from mixup_inference.experiments.spec import smoke
 from mixup_inference.models import import_model
 
 CODE = """

@@ -18,11 +18,11 @@ import torch
 from PIL import Image
 
 from mixup_inference import InputError, create_model, load_checkpoint, load_weights
-from mixup_inference.datasets.archive import first_names, read_members
 from mixup_inference.datasets.cifar import CIFAR10
-from mixup_inference.datasets.folder import load_folder
-from mixup_inference.files import write_tensors
-from mixup_inference.reporting.figures.gallery import pixels
+from mixup_inference.datasets.image_folder import load_folder
+from mixup_inference.datasets.readers import first_names, read_members
+from mixup_inference.reporting.figures.adaptive import pixels
+from mixup_inference.utils.io import write_tensors
 from security.hostile import tar, tar_member
 from security.memory import bounded
 

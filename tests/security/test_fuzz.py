@@ -28,16 +28,15 @@ from PIL import Image
 from mixup_inference import create_model, load_checkpoint, load_weights, save_checkpoint
 from mixup_inference.cli.report import write_reports
 from mixup_inference.datasets import npm_mirror
-from mixup_inference.datasets.archive import first_names, read_members
 from mixup_inference.datasets.cifar import CIFAR10
-from mixup_inference.datasets.cifar_pickle import records
 from mixup_inference.datasets.fashion_mnist import FashionMnist, IdxFile
-from mixup_inference.datasets.folder import load_folder
+from mixup_inference.datasets.image_folder import load_folder
+from mixup_inference.datasets.readers import first_names, read_members, records
 from mixup_inference.defenses import get_preset
 from mixup_inference.errors import MixupInferenceError
-from mixup_inference.evaluation import check_spec, load_spec, parse_spec
-from mixup_inference.files import write_tensors
-from mixup_inference.progress import SILENT
+from mixup_inference.experiments import check_spec, load_spec, parse_spec
+from mixup_inference.utils.io import write_tensors
+from mixup_inference.utils.progress import SILENT
 from security.hostile import MANY, changed, fuzz_settings, json_values, spoilt, tar, tar_member
 from security.memory import bounded
 
@@ -444,7 +443,7 @@ def test_the_npm_package(examples, tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A real run's results, with figures and attackers who know the defence."""
-    from mixup_inference.evaluation import Experiment, collect
+    from mixup_inference.experiments import Experiment, collect
 
     text = SMALL.replace('weights = "x"\nseed = 3', 'objective = "erm"\nmax_steps = 1')
     text = text.replace("epochs = 1", "epochs = 1\nmax_steps = 2\nbatch_size = 64")

@@ -19,15 +19,15 @@ from rich.console import Console
 from e2e.process import call
 from mixup_inference import InputError, create_model, save_pretrained
 from mixup_inference.cli import Common
-from mixup_inference.cli.one_model import OneModel, make_spec
+from mixup_inference.cli.evaluate_options import OneModel, make_spec
 from mixup_inference.cli.report import write_reports
-from mixup_inference.cli.work import print_plan, work
-from mixup_inference.datasets.folder import load_folder
-from mixup_inference.evaluation import check_spec, parse_spec
-from mixup_inference.files import seal
-from mixup_inference.progress import RichProgress
+from mixup_inference.cli.run import print_plan, work
+from mixup_inference.datasets.image_folder import load_folder
+from mixup_inference.experiments import check_spec, parse_spec
 from mixup_inference.reporting.console import ConsoleListener
-from mixup_inference.text import markdown_words, plain, plain_lines, spreadsheet_cell
+from mixup_inference.utils.io import seal
+from mixup_inference.utils.progress import RichProgress
+from mixup_inference.utils.text import markdown_words, plain, plain_lines, spreadsheet_cell
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -96,7 +96,7 @@ def run(tmp_path_factory):
         text += f'[[rows]]\ntitle = {toml(title)}\nmodel = "m"\ngroup = {toml(title)}\n'
     text += '[[rows]]\ntitle = "= MI"\nmodel = "m"\ndefense = "mi-ol"\n'
     spec, planned, done = parse_spec(text), io.StringIO(), io.StringIO()
-    with patch("mixup_inference.evaluation.plan.SECONDS", 0.01), redirect_stdout(planned):
+    with patch("mixup_inference.experiments.cost.SECONDS", 0.01), redirect_stdout(planned):
         print_plan(spec, Common())
     with redirect_stdout(done):
         work("run", spec, Common(output=folder / "runs"))
@@ -216,7 +216,7 @@ def test_words_for_the_terminal(text):
     spec = parse_spec(
         SPEC.replace("TITLE", '"t"').replace("ATTACK", '"a"') + '[[rows]]\ntitle="r"\nmodel="m"\n'
     )
-    listener = ConsoleListener(console, spec, [])
+    listener = ConsoleListener(console, [row.title for row in spec.rows], [])
     listener.say(text)
     listener.warn(text)
     listener.made(text, reused=False, seconds=1)
@@ -227,7 +227,7 @@ def test_words_for_the_terminal(text):
 
 @pytest.mark.parametrize("text", [*HOSTILE, *CONTROL])
 def test_words_on_a_bar(text, monkeypatch):
-    monkeypatch.setattr("mixup_inference.progress.PATIENCE", -1)
+    monkeypatch.setattr("mixup_inference.utils.progress.PATIENCE", -1)
     console = Console(file=io.StringIO(), width=300, force_terminal=True, color_system=None)
     bars = RichProgress(console)
     with bars.task(text, 2) as task:

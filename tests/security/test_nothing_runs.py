@@ -18,7 +18,7 @@ from mixup_inference.attacks import check_peer
 from mixup_inference.cli.report import write_reports
 from mixup_inference.datasets import load_dataset
 from mixup_inference.datasets.cifar import CIFAR10
-from mixup_inference.datasets.cifar_pickle import records
+from mixup_inference.datasets.readers import records
 from security.hostile import Creates, tar, tar_member
 from security.memory import bounded
 

@@ -8,7 +8,7 @@ import torch
 from mixup_inference import InputError, from_pretrained, load_weights
 from mixup_inference.datasets import load_dataset
 from mixup_inference.defenses import get_preset
-from mixup_inference.evaluation import load_spec
+from mixup_inference.experiments import load_spec
 
 
 @pytest.mark.parametrize("path", ["~nobody-of-this-name/x", "a" * 5000, "a\0b"], ids=range(3))

@@ -9,7 +9,7 @@ from torch.nn import functional
 from mixup_inference import pgd
 from mixup_inference.draws import derive_seed
 from mixup_inference.training import Recipe
-from mixup_inference.training.augment import augment
+from mixup_inference.training.batches import augment
 from mixup_inference.training.objectives import OBJECTIVES, Batch
 
 torch.manual_seed(0)

@@ -15,7 +15,7 @@ from torch import nn
 import several_processes as team
 from mixup_inference import InputError, train
 from mixup_inference.training import OBJECTIVES, make_fabric
-from mixup_inference.training.batch_norm import joint_batch_norm
+from mixup_inference.training.sync_batch_norm import joint_batch_norm
 
 
 def launch(command, out):

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from mixup_inference import InputError, create_model, train
-from mixup_inference.files import read_tensors
 from mixup_inference.models.folding import Folded
 from mixup_inference.training import BEST, LAST, Recipe, loop
 from mixup_inference.training.speed import victim_of
+from mixup_inference.utils.io import read_tensors
 from stopping_trainings import StopAfter, StopError
 
 #: Three steps an epoch, of 47, 47 and 46 images.

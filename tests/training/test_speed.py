@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from mixup_inference import create_model, train
-from mixup_inference.attacks.ball import Ball
+from mixup_inference.attacks.threat_model import Ball
 from mixup_inference.datasets import random_order
 from mixup_inference.draws import derive_seed, make_key
 from mixup_inference.models.folding import Folded

@@ -1,16 +1,14 @@
 """Attacks on a classifier or on a defence, which is a classifier too."""
 
 from mixup_inference.attacks.apgd import apgd_eot
-from mixup_inference.attacks.ball import Ball
-from mixup_inference.attacks.detector import detector_aware
+from mixup_inference.attacks.base import Attacked, Common
+from mixup_inference.attacks.detector_aware import detector_aware
 from mixup_inference.attacks.eot import eot_pgd, frozen
-from mixup_inference.attacks.job import Attacked, Common
-from mixup_inference.attacks.judge import judge
+from mixup_inference.attacks.external import check_peer, library_version, peer_attack, peer_names
 from mixup_inference.attacks.losses import LOSSES
 from mixup_inference.attacks.paper import official_adaptive, paper_adaptive
-from mixup_inference.attacks.peers import check_peer, library_version, peer_attack, peer_names
 from mixup_inference.attacks.pgd import pgd, random_targets
-from mixup_inference.attacks.quick import Precision
+from mixup_inference.attacks.query import Averaged, Precision, Victim, base_of, freeze
 from mixup_inference.attacks.registry import (
     ATTACKS,
     attack_title,
@@ -19,8 +17,9 @@ from mixup_inference.attacks.registry import (
     run_attack,
 )
 from mixup_inference.attacks.square import square_eot
+from mixup_inference.attacks.success import judge
+from mixup_inference.attacks.threat_model import Ball
 from mixup_inference.attacks.transfer import transfer
-from mixup_inference.attacks.victim import Averaged, Victim, base_of, freeze
 
 __all__ = [
     "ATTACKS",

@@ -9,13 +9,13 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.attacks.ball import length, per_sample
+from mixup_inference.attacks.base import Attacked, Batch, Common, Found, run
 from mixup_inference.attacks.eot import better
-from mixup_inference.attacks.job import Attacked, Batch, Common, Found, run
-from mixup_inference.checks import check_images, check_int, check_labels
+from mixup_inference.attacks.threat_model import length, per_sample
 from mixup_inference.defenses import mean_prediction
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.validation import check_images, check_int, check_labels
 
 APGDLoss = Literal["ce", "dlr"]
 

@@ -7,12 +7,12 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.attacks.ball import climb, per_sample
-from mixup_inference.attacks.job import Attacked, Batch, Common, Found, run, step_size, step_sizes
+from mixup_inference.attacks.base import Attacked, Batch, Common, Found, run, step_size, step_sizes
 from mixup_inference.attacks.losses import LossName, get_loss
-from mixup_inference.attacks.victim import Victim, freeze
-from mixup_inference.checks import check_int, check_number
+from mixup_inference.attacks.query import Victim, freeze
+from mixup_inference.attacks.threat_model import climb, per_sample
 from mixup_inference.errors import InputError
+from mixup_inference.validation import check_int, check_number
 
 Schedule = Literal["constant", "linear", "cosine"]
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mixup_inference.attacks.ball import Ball, gradient_of
+from mixup_inference.attacks.base import Attacked, Batch, Common, Found, run, step_size
 from mixup_inference.attacks.eot import ascend
-from mixup_inference.attacks.job import Attacked, Batch, Common, Found, run, step_size
-from mixup_inference.checks import check_int
-from mixup_inference.classifier import logits_of
+from mixup_inference.attacks.threat_model import Ball, gradient_of
 from mixup_inference.defenses import MixupInference
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.models.call import logits_of
+from mixup_inference.validation import check_int
 
 
 def paper_adaptive(

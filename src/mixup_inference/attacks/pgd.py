@@ -9,22 +9,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mixup_inference.attacks.ball import Ball, Norm, climb, gradient_of
-from mixup_inference.attacks.quick import Precision, quick
-from mixup_inference.checks import (
+from mixup_inference.attacks.query import Precision, accelerate
+from mixup_inference.attacks.threat_model import Ball, Norm, climb, gradient_of
+from mixup_inference.defenses import StochasticModule, within_memory
+from mixup_inference.draws import Draws, make_key
+from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.models.call import batch_for, logits_of
+from mixup_inference.utils.distributed import ALONE, Ranks
+from mixup_inference.utils.profiling import Stage, timed
+from mixup_inference.utils.progress import SILENT, Progress
+from mixup_inference.validation import (
     check_images,
     check_index,
     check_int,
     check_labels,
     check_number,
 )
-from mixup_inference.classifier import batch_for, logits_of
-from mixup_inference.defenses import StochasticModule, within_memory
-from mixup_inference.draws import Draws, make_key
-from mixup_inference.errors import InputError, unknown_name
-from mixup_inference.progress import SILENT, Progress
-from mixup_inference.ranks import ALONE, Ranks
-from mixup_inference.timing import Stage, timed
 
 AttackLabels = Literal["true", "predicted"]
 
@@ -110,7 +110,7 @@ def pgd(
         snapshots: step counts; returns ``{count: examples}`` from one trajectory.
         batch_size: how many points are attacked at a time, at most: on a CPU no more of a plain
             network's than what its caches hold, which changes nothing but the time.
-        precision: of the attack's own passes; see ``quick``.
+        precision: of the attack's own passes; see ``accelerate``.
         ranks: the processes that share the points, each of which calls this with all of them.
         progress: where to report.
     """
@@ -131,7 +131,7 @@ def pgd(
     if not at or at[0] < 0 or at[-1] > steps:
         raise InputError(f"snapshots must lie between 0 and steps = {steps}; saw {at}.")
     ball, sizes = Ball(norm, eps), at[-1] * [check_number(step, what="step", least=0)]
-    model = quick(model, x, images=at[-1] * len(x), precision=precision)
+    model = accelerate(model, x, images=at[-1] * len(x), precision=precision)
     start_key = make_key(check_int(seed, what="seed", least=0), "pgd start")
     check_int(batch_size, what="batch_size", least=1)
     if not isinstance(model, StochasticModule):

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from mixup_inference.attacks.apgd import apgd_eot
-from mixup_inference.attacks.detector import detector_aware
+from mixup_inference.attacks.base import Attacked
+from mixup_inference.attacks.detector_aware import detector_aware
 from mixup_inference.attacks.eot import eot_pgd, frozen
-from mixup_inference.attacks.job import Attacked
+from mixup_inference.attacks.external import LIBRARIES, check_peer, peer_attack
 from mixup_inference.attacks.paper import official_adaptive, paper_adaptive
-from mixup_inference.attacks.peers import LIBRARIES, check_peer, peer_attack
 from mixup_inference.attacks.square import square_eot
 from mixup_inference.attacks.transfer import transfer
-from mixup_inference.checks import check_int
 from mixup_inference.defenses import CombinedInference, MixupInference
 from mixup_inference.errors import unknown_name
 from mixup_inference.pool import Pool
+from mixup_inference.validation import check_int
 
 #: Settings that count something.
 _COUNTS = {"steps", "draws", "samples", "queries", "restarts"}

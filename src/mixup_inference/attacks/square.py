@@ -8,10 +8,10 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.attacks.ball import length, per_sample
-from mixup_inference.attacks.job import Attacked, Batch, Common, Found, run
-from mixup_inference.checks import check_int, check_number
+from mixup_inference.attacks.base import Attacked, Batch, Common, Found, run
+from mixup_inference.attacks.threat_model import length, per_sample
 from mixup_inference.draws import Draws, make_key
+from mixup_inference.validation import check_int, check_number
 
 #: After so many queries a random defence is asked with new draws.
 REFRESH = 50

@@ -8,15 +8,14 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
+from mixup_inference.attacks.base import Attacked, Batch, Common, Found, run, step_size
 from mixup_inference.attacks.eot import better
-from mixup_inference.attacks.job import Attacked, Batch, Common, Found, run, step_size
 from mixup_inference.attacks.pgd import pgd
-from mixup_inference.attacks.quick import quick
-from mixup_inference.attacks.victim import base_of, seeded
-from mixup_inference.checks import check_images, check_int
-from mixup_inference.classifier import Passes, count_passes
+from mixup_inference.attacks.query import accelerate, base_of, seeded
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import InputError
+from mixup_inference.models.call import Passes, count_passes
+from mixup_inference.validation import check_images, check_int
 
 
 def transfer(
@@ -56,7 +55,7 @@ def transfer(
         if not isinstance(model, nn.Module):
             raise InputError(f"surrogates must be torch modules; saw {type(model).__name__}.")
     precision = options.get("precision", "32-true")
-    models = [quick(model, x, images=steps * len(x), precision=precision) for model in given]
+    models = [accelerate(model, x, images=steps * len(x), precision=precision) for model in given]
     size = step_size(step, options)
 
     def attack(batch: Batch) -> Found:

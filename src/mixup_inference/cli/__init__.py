@@ -14,13 +14,12 @@ from typing import Annotated, Literal, TextIO
 
 from cyclopts import App, CycloptsError, Parameter
 
-from mixup_inference.cli.examples import examples
-from mixup_inference.cli.models import models_app
-from mixup_inference.cli.one_model import OneModel
-from mixup_inference.cli.profile import profiled
+from mixup_inference.cli.catalogue import models_app
+from mixup_inference.cli.console import examples, profiled
+from mixup_inference.cli.evaluate_options import OneModel
 from mixup_inference.cli.runs import runs_app
 from mixup_inference.errors import MixupInferenceError, MixupInferenceWarning
-from mixup_inference.text import plain_lines
+from mixup_inference.utils.text import plain_lines
 from mixup_inference.version import __version__
 
 HELP = """Mixup inference: defend image classifiers, detect adversarial inputs, measure honestly.
@@ -164,8 +163,8 @@ def run(
     common: Common = COMMON,
 ) -> None:
     """Train, attack, defend, measure and report."""
-    from mixup_inference.cli.work import print_plan, work  # noqa: PLC0415
-    from mixup_inference.evaluation import spec as specs  # noqa: PLC0415
+    from mixup_inference.cli.run import print_plan, work  # noqa: PLC0415
+    from mixup_inference.experiments import spec as specs  # noqa: PLC0415
 
     loaded = specs.load_spec(spec, allow_code=common.allow_code)
     loaded = loaded if points is None else specs.on_points(loaded, points)
@@ -222,8 +221,8 @@ def evaluate(
         if one == NO_MODEL:
             _stage("evaluate", spec or "digits", common, processes)
             return
-        from mixup_inference.cli.one_model import make_spec  # noqa: PLC0415
-        from mixup_inference.cli.work import work  # noqa: PLC0415
+        from mixup_inference.cli.evaluate_options import make_spec  # noqa: PLC0415
+        from mixup_inference.cli.run import work  # noqa: PLC0415
 
         work("evaluate", make_spec(one, spec), common, processes)
 
@@ -291,8 +290,8 @@ def report(
 
 
 def _stage(stage: str, spec: str, common: Common, processes: Processes = ALONE) -> None:
-    from mixup_inference.cli.work import work  # noqa: PLC0415 (--help must not wait for all this)
-    from mixup_inference.evaluation import load_spec  # noqa: PLC0415
+    from mixup_inference.cli.run import work  # noqa: PLC0415 (--help must not wait for all this)
+    from mixup_inference.experiments import load_spec  # noqa: PLC0415
 
     work(stage, load_spec(spec, allow_code=common.allow_code), common, processes)
 
@@ -300,7 +299,7 @@ def _stage(stage: str, spec: str, common: Common, processes: Processes = ALONE) 
 @data_app.command(name="list")
 def list_(*, data_root: DataRoot = None) -> None:
     """What there is, and where it is."""
-    from mixup_inference.cli.data import print_list  # noqa: PLC0415
+    from mixup_inference.cli.catalogue import print_list  # noqa: PLC0415
 
     print_list(data_root)
 
@@ -308,7 +307,7 @@ def list_(*, data_root: DataRoot = None) -> None:
 @data_app.command(help_epilogue=examples("data get cifar10", "data get cifar10 --data-root data"))
 def get(name: DataName, /, *, data_root: DataRoot = None) -> None:
     """Fetch a data set, unless it is there, and verify it."""
-    from mixup_inference.cli.data import get_one  # noqa: PLC0415
+    from mixup_inference.cli.catalogue import get_one  # noqa: PLC0415
 
     get_one(name, data_root)
 
@@ -316,7 +315,7 @@ def get(name: DataName, /, *, data_root: DataRoot = None) -> None:
 @data_app.command(help_epilogue=examples("data verify cifar10", "data verify folder:photos"))
 def verify(name: DataName, /, *, data_root: DataRoot = None) -> None:
     """Read a data set and check it against its published checksums."""
-    from mixup_inference.cli.data import verify_one  # noqa: PLC0415
+    from mixup_inference.cli.catalogue import verify_one  # noqa: PLC0415
 
     verify_one(name, data_root)
 

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from mixup_inference.cli.knowing import refuse_knowing
-from mixup_inference.cli.one_model import OneModel, make_spec, refuse_others
-from mixup_inference.cli.work import open_experiment
-from mixup_inference.evaluation import analyses, check_spec, load_spec
-from mixup_inference.evaluation.spec import FiguresSpec
-from mixup_inference.evaluation.sums import add_sums
-from mixup_inference.files import write_json
-from mixup_inference.reporting.findings import linear_enough
+from mixup_inference.cli.evaluate_options import OneModel, make_spec, refuse_knowing, refuse_others
+from mixup_inference.cli.run import open_experiment
+from mixup_inference.experiments import analyses, check_spec, load_spec
+from mixup_inference.experiments.spec import FiguresSpec
+from mixup_inference.reporting.summary import linear_enough
+from mixup_inference.utils.io import add_sums, write_json
 
 if TYPE_CHECKING:
     from mixup_inference.cli import Common

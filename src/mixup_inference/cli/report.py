@@ -7,12 +7,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from mixup_inference.cli.work import alone_in
+from mixup_inference.cli.run import alone_in
 from mixup_inference.errors import InputError, MixupInferenceError, MixupInferenceWarning
-from mixup_inference.evaluation import SCHEMA
-from mixup_inference.files import broken_seal, is_file, parse_json, read_text
+from mixup_inference.experiments import SCHEMA
 from mixup_inference.reporting import write_comparison, write_report
-from mixup_inference.text import plain_lines, plain_values
+from mixup_inference.utils.io import broken_seal, is_file, parse_json, read_text
+from mixup_inference.utils.text import plain_lines, plain_values
 
 #: Bytes; no run leaves more.
 LARGEST = 100_000_000

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from mixup_inference.cli.examples import examples
-from mixup_inference.cli.lines import say, say_columns
+from mixup_inference.cli.console import examples, say, say_columns
 from mixup_inference.errors import InputError
 
 if TYPE_CHECKING:
-    from mixup_inference.evaluation.runs import Run
+    from mixup_inference.experiments.run_directory import Run
 
 Output = Annotated[
     Path, Parameter(name=["--output", "-o"], help="The folder that the runs are in.")
@@ -37,7 +36,7 @@ runs_app = App(
 @runs_app.command(name="list", help_epilogue=examples("runs list", "runs list -o results"))
 def list_(*, output: Output = OUTPUT) -> None:
     """All runs: how far they are, when they were finished, how large they are."""
-    from mixup_inference.evaluation.runs import find_runs  # noqa: PLC0415 (imports torch)
+    from mixup_inference.experiments.run_directory import find_runs  # noqa: PLC0415 (imports torch)
 
     runs = find_runs(output)
     rows = [
@@ -52,7 +51,7 @@ def list_(*, output: Output = OUTPUT) -> None:
 @runs_app.command(help_epilogue=examples("runs show digits", "runs show results/digits"))
 def show(run: RunName, /, *, output: Output = OUTPUT) -> None:
     """One run: its settings, the versions that made it, and its parts."""
-    from mixup_inference.evaluation.runs import find_run  # noqa: PLC0415
+    from mixup_inference.experiments.run_directory import find_run  # noqa: PLC0415
 
     found = find_run(run, output)
     say(f"{found.folder}: {_title(found)}")
@@ -81,8 +80,8 @@ def compare(one: RunName, two: RunName, /, *, output: Output = OUTPUT) -> None:
     Machines, batch sizes and engines round differently; that may switch a label where two classes
     nearly tie, that is, where the margin between their log-probabilities is small in both runs.
     """
-    from mixup_inference.evaluation.compare import compare_runs  # noqa: PLC0415
-    from mixup_inference.evaluation.runs import find_run  # noqa: PLC0415
+    from mixup_inference.experiments.compare import compare_runs  # noqa: PLC0415
+    from mixup_inference.experiments.run_directory import find_run  # noqa: PLC0415
 
     found = compare_runs(find_run(one, output), find_run(two, output))
     rows = [
@@ -111,7 +110,7 @@ def verify(*runs: RunName, output: Output = OUTPUT) -> None:
     Exit code 1, if anything is damaged, changed or missing. Running an experiment again makes
     that again and reuses the rest.
     """
-    from mixup_inference.evaluation.runs import find_run, find_runs  # noqa: PLC0415
+    from mixup_inference.experiments.run_directory import find_run, find_runs  # noqa: PLC0415
 
     found = [find_run(name, output) for name in runs] or find_runs(output)
     bad = 0
@@ -135,9 +134,11 @@ def clean(*runs: RunName, yes: Yes = False, output: Output = OUTPUT) -> None:
     only damaged parts go. Nothing is deleted without --yes, and nothing ever that this program
     did not write.
     """
-    from mixup_inference.cli.work import this_command  # noqa: PLC0415
-    from mixup_inference.evaluation.lock import working_in  # noqa: PLC0415
-    from mixup_inference.evaluation.runs import find_run  # noqa: PLC0415
+    from mixup_inference.cli.run import this_command  # noqa: PLC0415
+    from mixup_inference.experiments.run_directory import (  # noqa: PLC0415
+        find_run,
+        working_in,
+    )
 
     if not runs:
         raise InputError("say which runs are to be cleaned; `runs list` names them.")
@@ -167,8 +168,10 @@ def _clean(run: Run, *, yes: bool) -> None:
 
 def _state(run: Run) -> str:
     """How complete it is, and who works on it."""
-    from mixup_inference.evaluation.lock import holder_of  # noqa: PLC0415
-    from mixup_inference.evaluation.runs import RESULTS  # noqa: PLC0415
+    from mixup_inference.experiments.run_directory import (  # noqa: PLC0415
+        RESULTS,
+        holder_of,
+    )
 
     holder = holder_of(run.folder)
     kinds = Counter(artefact.kind for artefact in run.artefacts)

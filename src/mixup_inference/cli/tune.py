@@ -6,16 +6,21 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from mixup_inference.checks import check_number
-from mixup_inference.cli.knowing import refuse_knowing
-from mixup_inference.cli.one_model import POINTS, OneModel, make_spec, refuse_others
-from mixup_inference.cli.work import open_experiment
+from mixup_inference.cli.evaluate_options import (
+    POINTS,
+    OneModel,
+    make_spec,
+    refuse_knowing,
+    refuse_others,
+)
+from mixup_inference.cli.run import open_experiment
 from mixup_inference.defenses import write_preset
-from mixup_inference.evaluation import Tuned, load_spec, tune
-from mixup_inference.evaluation.accuracy import cell_entry
-from mixup_inference.evaluation.sums import add_sums
-from mixup_inference.evaluation.tuning import grid_of, in_words
+from mixup_inference.evaluation.grid_search import grid_of, in_words
+from mixup_inference.experiments import Tuned, load_spec, tune
+from mixup_inference.metrics.accuracy import cell_entry
 from mixup_inference.reporting.tables import percent, with_margin
+from mixup_inference.utils.io import add_sums
+from mixup_inference.validation import check_number
 
 if TYPE_CHECKING:
     from mixup_inference.cli import Common

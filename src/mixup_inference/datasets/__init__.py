@@ -9,22 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mixup_inference.datasets.arrays import as_tensors
+from mixup_inference.datasets.base import Dataset, LabelledImages, Shape, Source, load_digits
 from mixup_inference.datasets.cifar import CIFAR10, CIFAR100, CIFAR100_COARSE
-from mixup_inference.datasets.collect import as_tensors
-from mixup_inference.datasets.digits import load_digits
 from mixup_inference.datasets.fashion_mnist import FASHION_MNIST
-from mixup_inference.datasets.folder import load_folder
-from mixup_inference.datasets.source import Shape, Source
-from mixup_inference.datasets.splits import (
-    Dataset,
-    LabelledImages,
-    experiment_points,
-    random_order,
-    split,
-)
+from mixup_inference.datasets.image_folder import load_folder
+from mixup_inference.datasets.splits import experiment_points, random_order, split
 from mixup_inference.errors import InputError, MissingDataError, unknown_name
-from mixup_inference.files import expanded
-from mixup_inference.progress import SILENT, Progress
+from mixup_inference.utils.io import expanded
+from mixup_inference.utils.progress import SILENT, Progress
 
 #: The data sets that are fetched once and kept in the data root.
 SOURCES: Mapping[str, Source] = {

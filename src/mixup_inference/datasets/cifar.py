@@ -17,23 +17,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mixup_inference.datasets.archive import first_names, read_members
+from mixup_inference.datasets.base import Dataset, LabelledImages, Shape
 from mixup_inference.datasets.cifar_names import (
     CIFAR10_NAMES,
     CIFAR100_COARSE_NAMES,
     CIFAR100_NAMES,
 )
-from mixup_inference.datasets.cifar_pickle import PIXELS, records
 from mixup_inference.datasets.download import RemoteFile, fetch
 from mixup_inference.datasets.npm_mirror import rebuild_cifar10
-from mixup_inference.datasets.source import Shape
-from mixup_inference.datasets.splits import Dataset, LabelledImages
+from mixup_inference.datasets.readers import PIXELS, first_names, read_members, records
 from mixup_inference.errors import DownloadError, InputError, MissingDataError
-from mixup_inference.progress import Progress
+from mixup_inference.utils.progress import Progress
 
 OFFICIAL = "https://www.cs.toronto.edu/~kriz/"
+
 #: No file of an archive is larger; a bomb would be.
 LARGEST = 200_000_000
+
 #: Nor does an archive hold more than this.
 ARCHIVE = 1_000_000_000
 

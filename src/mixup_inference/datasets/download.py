@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from mixup_inference.errors import DownloadError
-from mixup_inference.progress import SILENT, Progress, Task
+from mixup_inference.utils.progress import SILENT, Progress, Task
 
 BLOCK = 1 << 18
 #: Bytes per second; a server that stays below for the length of the timeout is given up.

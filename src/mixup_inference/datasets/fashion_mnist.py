@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mixup_inference.datasets.base import Dataset, LabelledImages, Shape
 from mixup_inference.datasets.download import RemoteFile, fetch
-from mixup_inference.datasets.source import Shape
-from mixup_inference.datasets.splits import Dataset, LabelledImages
 from mixup_inference.errors import DownloadError, InputError, MissingDataError
-from mixup_inference.progress import Progress
+from mixup_inference.utils.progress import Progress
 
 FOLDER = "fashion-mnist"
 TORCHVISION = "FashionMNIST/raw"

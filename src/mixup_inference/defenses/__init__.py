@@ -8,21 +8,11 @@ from mixup_inference.defenses.base import (
     mean_prediction,
     within_memory,
 )
+from mixup_inference.defenses.baselines import CropResize, GaussianNoise, RandomRotation, ResizePad
 from mixup_inference.defenses.combined import CombinedInference
-from mixup_inference.defenses.crop_resize import CropResize
 from mixup_inference.defenses.mixup import MixupInference, gap
-from mixup_inference.defenses.noise import GaussianNoise
-from mixup_inference.defenses.preset_file import read_preset, write_preset
-from mixup_inference.defenses.registry import (
-    DEFENSES,
-    PRESETS,
-    Preset,
-    get_preset,
-    make_defense,
-    settings_of,
-)
-from mixup_inference.defenses.resize_pad import ResizePad
-from mixup_inference.defenses.rotation import RandomRotation
+from mixup_inference.defenses.presets import PRESETS, Preset, get_preset, read_preset, write_preset
+from mixup_inference.defenses.registry import DEFENSES, make_defense, settings_of
 
 __all__ = [
     "DEFENSES",

@@ -13,18 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mixup_inference.checks import check_images, check_index, check_int
-from mixup_inference.classifier import (
-    batch_for,
-    check_model,
-    logits_of,
-    refuse_probabilities,
-)
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import MixupInferenceWarning, unknown_name
+from mixup_inference.models.call import batch_for, check_model, logits_of, refuse_probabilities
 from mixup_inference.models.engines import check_engine, engine_for
 from mixup_inference.models.folding import Folded
-from mixup_inference.timing import Stage, timed
+from mixup_inference.utils.profiling import Stage, timed
+from mixup_inference.validation import check_images, check_index, check_int
 
 #: Default size of a chunk, in pixels (channels included): 1,024 images of CIFAR's size.
 CHUNK_PIXELS = 1024 * 3 * 32 * 32

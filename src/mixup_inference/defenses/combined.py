@@ -8,8 +8,8 @@ from typing import Self, Unpack
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.checks import check_images, check_number
 from mixup_inference.defenses.base import Options, StochasticModule
+from mixup_inference.defenses.early_stopping import Stop
 from mixup_inference.defenses.mixup import (
     Convention,
     MixupInference,
@@ -18,9 +18,9 @@ from mixup_inference.defenses.mixup import (
     check_convention,
     gap,
 )
-from mixup_inference.defenses.stopping import Stop
 from mixup_inference.pool import Pool
-from mixup_inference.timing import Stage, timed
+from mixup_inference.utils.profiling import Stage, timed
+from mixup_inference.validation import check_images, check_number
 
 
 class CombinedInference(StochasticModule):

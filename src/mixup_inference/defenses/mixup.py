@@ -8,11 +8,9 @@ from typing import Literal, Self, Unpack
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.checks import check_images, check_number
 from mixup_inference.defenses.base import Options, RandomizedInference, Stream, within_memory
-from mixup_inference.defenses.label_rules import Labels, label_rule, other_labels
-from mixup_inference.defenses.pool_predictions import PoolPredictions, log_of
-from mixup_inference.defenses.stopping import (
+from mixup_inference.defenses.control_variate import PoolPredictions, log_of
+from mixup_inference.defenses.early_stopping import (
     Both,
     Question,
     Stop,
@@ -20,10 +18,12 @@ from mixup_inference.defenses.stopping import (
     WhichSide,
     until_decided,
 )
+from mixup_inference.defenses.label_distribution import Labels, label_rule, other_labels
 from mixup_inference.draws import Beta, Draws, Uniform, make_key
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.pool import Pool
-from mixup_inference.timing import Stage, timed
+from mixup_inference.utils.profiling import Stage, timed
+from mixup_inference.validation import check_images, check_number
 
 Sampling = Literal["independent", "stratified"]
 Ratio = float | Uniform | Beta

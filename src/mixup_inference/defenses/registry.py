@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from torch import nn
 
 from mixup_inference.defenses.base import Options
+from mixup_inference.defenses.baselines import CropResize, GaussianNoise, RandomRotation, ResizePad
 from mixup_inference.defenses.combined import CombinedInference
-from mixup_inference.defenses.crop_resize import CropResize
 from mixup_inference.defenses.mixup import MixupInference
-from mixup_inference.defenses.noise import GaussianNoise
-from mixup_inference.defenses.preset_file import read_preset
-from mixup_inference.defenses.resize_pad import ResizePad
-from mixup_inference.defenses.rotation import RandomRotation
 from mixup_inference.draws import Beta, Uniform
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.pool import Pool
@@ -83,87 +77,3 @@ def _from_toml(value: Any) -> Any:
             f"a ratio is a number, {{uniform = [low, high]}} or {{beta = [a, b]}}; saw {value}."
         )
     return tuple(value) if isinstance(value, list) else value
-
-
-@dataclass(frozen=True)
-class Preset:
-    """One row of the paper's Table 4 (CIFAR-10) or Table 5 (CIFAR-100)."""
-
-    objective: str
-    kind: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def build(
-        self, model: nn.Module, pool: Pool | None = None, **options: Unpack[Options]
-    ) -> nn.Module:
-        """Wrap a model in this row's defence."""
-        if self.kind == "none":
-            return model
-        return make_defense(self.kind, model, pool, **self.settings, **options)
-
-
-def _sigma(published: float) -> dict[str, Any]:
-    """The paper's code has pixels in [-1, 1]; ours are in [0, 1], half as wide."""
-    return {"sigma": published / 2}
-
-
-def _xie(low: int, high: int) -> dict[str, Any]:
-    """The tables say "random crop size": the published code crops and pads, without resizing."""
-    return {"size": (low, high), "variant": "crop"}
-
-
-def _guo(low: int, high: int) -> dict[str, Any]:
-    return {"size": (low, high)}
-
-
-# MI-Combined's two ratios are printed with one name; the first is that of MI-PL.
-_COMBINED = {"lam_detect": 0.5, "lam_defend": 0.4, "threshold": 0.2}
-
-PRESETS: Mapping[str, Preset] = {
-    # Table 4
-    "cifar10/mixup": Preset("mixup", "none"),
-    "cifar10/mixup+gaussian": Preset("mixup", "gaussian", _sigma(0.04)),
-    "cifar10/mixup+rotation": Preset("mixup", "rotation", {"degrees": 40.0}),
-    "cifar10/mixup+resize-pad": Preset("mixup", "resize-pad", _xie(16, 24)),
-    "cifar10/mixup+crop-resize": Preset("mixup", "crop-resize", _guo(22, 30)),
-    "cifar10/erm+mi-ol": Preset("erm", "mi-ol", {"lam": 0.6}),
-    "cifar10/mixup+mi-ol": Preset("mixup", "mi-ol", {"lam": 0.5}),
-    "cifar10/mixup+mi-combined": Preset("mixup", "mi-combined", _COMBINED),
-    "cifar10/iat": Preset("iat", "none"),
-    "cifar10/iat+gaussian": Preset("iat", "gaussian", _sigma(0.075)),
-    "cifar10/iat+rotation": Preset("iat", "rotation", {"degrees": 30.0}),
-    "cifar10/iat+resize-pad": Preset("iat", "resize-pad", _xie(20, 28)),
-    "cifar10/iat+crop-resize": Preset("iat", "crop-resize", _guo(20, 28)),
-    "cifar10/at+mi-ol": Preset("at", "mi-ol", {"lam": 0.8}),
-    "cifar10/iat+mi-ol": Preset("iat", "mi-ol", {"lam": 0.6}),
-    # Table 5
-    "cifar100/mixup": Preset("mixup", "none"),
-    "cifar100/mixup+gaussian": Preset("mixup", "gaussian", _sigma(0.025)),
-    "cifar100/mixup+rotation": Preset("mixup", "rotation", {"degrees": 20.0}),
-    "cifar100/mixup+resize-pad": Preset("mixup", "resize-pad", _xie(18, 26)),
-    "cifar100/mixup+crop-resize": Preset("mixup", "crop-resize", _guo(24, 32)),
-    "cifar100/mixup+mi-ol": Preset("mixup", "mi-ol", {"lam": 0.5}),
-    "cifar100/mixup+mi-combined": Preset("mixup", "mi-combined", _COMBINED),
-    "cifar100/iat": Preset("iat", "none"),
-    "cifar100/iat+gaussian": Preset("iat", "gaussian", _sigma(0.06)),
-    "cifar100/iat+rotation": Preset("iat", "rotation", {"degrees": 20.0}),
-    "cifar100/iat+resize-pad": Preset("iat", "resize-pad", _xie(22, 30)),
-    "cifar100/iat+crop-resize": Preset("iat", "crop-resize", _guo(24, 32)),
-    "cifar100/iat+mi-ol": Preset("iat", "mi-ol", {"lam": 0.6}),
-}
-
-
-def get_preset(name: str) -> Preset:
-    """A row of the paper's parameter tables by name, or a preset file by its path (.toml).
-
-    >>> get_preset("cifar10/mixup+gaussian").settings
-    {'sigma': 0.02}
-    """
-    if name.endswith(".toml"):
-        kind, settings = read_preset(Path(name))
-        for key in settings.keys() - settings_of(kind):
-            raise unknown_name(f"setting of {kind}", key, settings_of(kind))
-        return Preset("", kind, settings)
-    if name not in PRESETS:
-        raise unknown_name("preset", name, PRESETS)
-    return PRESETS[name]

@@ -16,10 +16,10 @@ from typing import Any, Unpack
 from torch import Tensor, nn
 
 from mixup_inference.attacks import Attacked, Common, Victim, eot_pgd, freeze
-from mixup_inference.checks import check_int
 from mixup_inference.errors import InputError
-from mixup_inference.evaluation.planted import Check, planted_test
-from mixup_inference.evaluation.robust import RobustAccuracy, paired_difference
+from mixup_inference.evaluation.binarization_test import Check, planted_test
+from mixup_inference.metrics.robust_accuracy import RobustAccuracy, paired_difference
+from mixup_inference.validation import check_int
 
 __all__ = ["Check", "at_least_as_strong", "check_attack", "loss_rises"]
 

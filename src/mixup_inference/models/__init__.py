@@ -1,5 +1,6 @@
 """Networks, and their weights on disk."""
 
+from mixup_inference.models.base import Normalized
 from mixup_inference.models.checkpoint import (
     WEIGHTS,
     config_of,
@@ -11,14 +12,13 @@ from mixup_inference.models.checkpoint import (
     shipped_models,
     weights_file,
 )
-from mixup_inference.models.foreign import Normalized, import_model
 from mixup_inference.models.pretrained import (
     CONFIG,
     check_pretrained,
     from_pretrained,
     save_pretrained,
 )
-from mixup_inference.models.registry import MODELS, create_model
+from mixup_inference.models.registry import MODELS, create_model, import_model
 
 __all__ = [
     "CONFIG",

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.checks import check_int
 from mixup_inference.errors import InputError
+from mixup_inference.models.call import unwrap
+from mixup_inference.validation import check_int
 
 PerChannel = float | Sequence[float]
 
@@ -70,3 +71,21 @@ def layer(channels: int, width: int, stride: int = 1) -> nn.Sequential:
     return nn.Sequential(
         convolution(channels, width, stride=stride), nn.BatchNorm2d(width), nn.ReLU()
     )
+
+
+class Normalized(ImageClassifier):
+    """Any classifier of normalised images, made into one of pixels in [0, 1].
+
+    >>> model = Normalized(nn.Flatten(), channels=1, mean=0.5, std=0.5)
+    """
+
+    def __init__(
+        self, model: nn.Module, *, channels: int = 3, mean: PerChannel, std: PerChannel
+    ) -> None:
+        super().__init__(channels=channels, mean=mean, std=std)
+        self.model = model
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits from normalised pixels."""
+        out: Tensor = unwrap(self.model(x))
+        return out

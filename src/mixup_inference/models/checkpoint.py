@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from mixup_inference.errors import InputError
-from mixup_inference.files import (
+from mixup_inference.models.registry import closest_model, create_model
+from mixup_inference.models.torch_file import read_torch
+from mixup_inference.utils.io import (
     expanded,
     is_file,
     is_folder,
@@ -23,8 +25,6 @@ from mixup_inference.files import (
     read_tensors,
     write_tensors,
 )
-from mixup_inference.models.registry import closest_model, create_model
-from mixup_inference.models.torch_file import read_torch
 from mixup_inference.version import __version__
 
 FORMAT = 1

@@ -20,10 +20,10 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.classifier import eval_mode, state_of, unwrap
 from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.models.call import eval_mode, state_of, unwrap
 from mixup_inference.models.folding import allowed, bare, deviation, fold
-from mixup_inference.timing import Stage, timed
+from mixup_inference.utils.profiling import Stage, timed
 
 Run = Callable[[Tensor], Tensor]
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
-from mixup_inference.classifier import batch_for, eval_mode, unwrap
-from mixup_inference.timing import Stage, timed
+from mixup_inference.models.call import batch_for, eval_mode, unwrap
+from mixup_inference.utils.profiling import Stage, timed
 
 _FUSE: dict[type[nn.Module], Callable[..., tuple[nn.Parameter, nn.Parameter]]] = {
     nn.Conv1d: fuse_conv_bn_weights,
@@ -24,12 +24,16 @@ _FUSE: dict[type[nn.Module], Callable[..., tuple[nn.Parameter, nn.Parameter]]] =
     nn.Conv3d: fuse_conv_bn_weights,
     nn.Linear: fuse_linear_bn_weights,
 }
+
 #: Fewer images than this are through before a copy is made.
 WORTHWHILE = 500
+
 #: Largest difference of log-probabilities of a copy from those of the model itself.
 TOLERANCE = 1e-4
+
 #: Largest difference of probabilities for a copy that rounds.
 ROUNDED = 0.1
+
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 

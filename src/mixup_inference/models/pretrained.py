@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from mixup_inference.errors import InputError
-from mixup_inference.files import expanded, is_file, is_folder, read_sealed, write_json
 from mixup_inference.models.checkpoint import (
     WEIGHTS,
     config_of,
@@ -19,6 +18,7 @@ from mixup_inference.models.checkpoint import (
     shipped_models,
     weights_file,
 )
+from mixup_inference.utils.io import expanded, is_file, is_folder, read_sealed, write_json
 
 CONFIG = "config.json"
 

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
 from rich.console import Console
 
-from mixup_inference.evaluation.accuracy import Accuracy, cell_entry
-from mixup_inference.evaluation.listener import Column, Listener
-from mixup_inference.evaluation.spec import RowSpec, Spec
-from mixup_inference.progress import Task
+from mixup_inference.evaluation.callback import Column, Listener, Row
+from mixup_inference.metrics.accuracy import Accuracy, cell_entry
 from mixup_inference.reporting.adaptive import WARNING, verdict_lines
 from mixup_inference.reporting.tables import heading, percent, with_margin
-from mixup_inference.text import plain_lines
+from mixup_inference.utils.progress import Task
+from mixup_inference.utils.text import plain_lines
 
 
 class ConsoleListener(Listener):
     """Prints what is made as it is made, and each row of the table when its cells are there."""
 
-    def __init__(self, console: Console, spec: Spec, columns: list[Column]) -> None:
+    def __init__(self, console: Console, titles: Sequence[str], columns: list[Column]) -> None:
         self.console = console
         self.columns = columns
         self.task: Task | None = None
         self.computed = self.reused = 0
-        self._title_width = max(len(row.title) for row in spec.rows)
+        self._title_width = max(map(len, titles))
         fits = console.width >= self._title_width + 12 * len(columns)
         self._margins = fits or len(columns) <= 3
         self._cell_width = 12 if self._margins or len(columns) < 5 else 8
@@ -37,7 +37,7 @@ class ConsoleListener(Listener):
         if not reused:
             self.say(f"  {what}: {seconds:.1f} s", style="dim")
 
-    def cell(self, row: RowSpec, column: Column, accuracy: Accuracy, *, reused: bool) -> None:
+    def cell(self, row: Row, column: Column, accuracy: Accuracy, *, reused: bool) -> None:
         """A cell is there; the row is printed when it is whole."""
         self._count(reused=reused)
         if column == self.columns[0]:
@@ -62,7 +62,7 @@ class ConsoleListener(Listener):
         self.reused += reused
         self.computed += not reused
 
-    def _print_row(self, row: RowSpec) -> None:
+    def _print_row(self, row: Row) -> None:
         if self._group is None:
             self._print_heading()
         elif row.group != self._group:

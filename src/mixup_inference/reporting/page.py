@@ -7,13 +7,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from mixup_inference.evaluation.detecting import middle
+from mixup_inference.evaluation.detection import middle
 from mixup_inference.reporting.adaptive import block, told
 from mixup_inference.reporting.claims import claims
 from mixup_inference.reporting.figures import draw, linearity
 from mixup_inference.reporting.figures.accuracy import said
 from mixup_inference.reporting.figures.chart import inline
-from mixup_inference.reporting.findings import best, summary
+from mixup_inference.reporting.summary import best, summary
 from mixup_inference.reporting.tables import caption, heading, percent
 
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mixup_inference.evaluation.sums import add_sums
-from mixup_inference.files import seal, write_json, write_text
 from mixup_inference.reporting.figures import charts, draw, write_chart
 from mixup_inference.reporting.figures.chart import inline
 from mixup_inference.reporting.page import comparison, page
 from mixup_inference.reporting.tables import adaptive_csv, as_csv, markdown
+from mixup_inference.utils.io import add_sums, seal, write_json, write_text
 
 
 def write_results(results: dict[str, Any], folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from mixup_inference.evaluation.accuracy import Estimate
+from mixup_inference.metrics.accuracy import Estimate
 from mixup_inference.reporting.adaptive import (
     attack_columns,
     cost,
@@ -18,7 +18,7 @@ from mixup_inference.reporting.adaptive import (
     tally,
     verdict_lines,
 )
-from mixup_inference.text import markdown_words, spreadsheet_cell
+from mixup_inference.utils.text import markdown_words, spreadsheet_cell
 
 PASSES = ("forward", "backward")
 

@@ -12,7 +12,7 @@ from mixup_inference.theory.formulas import (
     ric_bounds,
     table_1,
 )
-from mixup_inference.theory.linear import Linearity, linearity
+from mixup_inference.theory.linearity import Linearity, linearity
 from mixup_inference.theory.measure import analyze
 from mixup_inference.theory.quantities import (
     Analysis,

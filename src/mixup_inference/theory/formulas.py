@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mixup_inference.checks import check_int, check_number
 from mixup_inference.errors import unknown_name
+from mixup_inference.validation import check_int, check_number
 
 Kind = Literal["mi-pl", "mi-ol"]
 

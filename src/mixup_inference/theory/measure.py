@@ -12,22 +12,22 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.attacks.quick import quick
-from mixup_inference.checks import (
+from mixup_inference.attacks.query import accelerate
+from mixup_inference.defenses import MixupInference
+from mixup_inference.draws import Draws, make_key
+from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.models.call import logits_of, refuse_probabilities
+from mixup_inference.pool import Pool
+from mixup_inference.theory.formulas import Kind
+from mixup_inference.theory.quantities import Analysis, Counts, Passes, summarize
+from mixup_inference.utils.progress import SILENT, Progress, Task
+from mixup_inference.validation import (
     check_images,
     check_index,
     check_int,
     check_labels,
     check_number,
 )
-from mixup_inference.classifier import logits_of, refuse_probabilities
-from mixup_inference.defenses import MixupInference
-from mixup_inference.draws import Draws, make_key
-from mixup_inference.errors import InputError, unknown_name
-from mixup_inference.pool import Pool
-from mixup_inference.progress import SILENT, Progress, Task
-from mixup_inference.theory.formulas import Kind
-from mixup_inference.theory.quantities import Analysis, Counts, Passes, summarize
 
 _LABELS: dict[str, Literal["predicted", "other"]] = {"mi-pl": "predicted", "mi-ol": "other"}
 
@@ -82,7 +82,7 @@ def analyze(
     y = check_labels(y, count=len(x_clean), classes=pool.classes).to(x_clean.device)
     index = torch.arange(len(y)) if index is None else index
     index = check_index(index, count=len(y), device=x_clean.device)
-    model = quick(model, x_clean[:8], images=4 * len(y) * draws)
+    model = accelerate(model, x_clean[:8], images=4 * len(y) * draws)
     mi = MixupInference(model, pool, labels=_LABELS[kind], lam=lam, draws=draws, seed=seed)
     with torch.no_grad():
         mi.base_log_probs(x_clean[:1])  # complains when model, pool and images do not fit

@@ -1,9 +1,9 @@
 """Training: ERM, mixup, adversarial training, interpolated adversarial training."""
 
+from mixup_inference.training.checkpointing import BEST, LAST, Epoch
+from mixup_inference.training.distributed import in_precision_of, make_fabric, one_process
 from mixup_inference.training.loop import train
-from mixup_inference.training.processes import in_precision_of, make_fabric, one_process
 from mixup_inference.training.recipe import OBJECTIVES, Recipe, learning_rate
-from mixup_inference.training.state import BEST, LAST, Epoch
 
 __all__ = [
     "BEST",

@@ -13,18 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.checks import as_pixels, check_labels, check_number, check_stored_images
-from mixup_inference.classifier import dtype_of, logits_of, unwrap
 from mixup_inference.datasets import as_tensors, random_order
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import TrainingDivergedError
-from mixup_inference.files import fingerprint, hash_tensors
+from mixup_inference.models.call import dtype_of, logits_of, unwrap
 from mixup_inference.models.folding import Folded
-from mixup_inference.progress import SILENT, Progress, Task
-from mixup_inference.training.augment import augment
-from mixup_inference.training.batch_norm import joint_batch_norm
-from mixup_inference.training.objectives import ADVERSARIAL, OBJECTIVES, Batch, Examples, Whole
-from mixup_inference.training.processes import (
+from mixup_inference.training.batches import augment
+from mixup_inference.training.checkpointing import Epoch, Keeper, UnderWay
+from mixup_inference.training.distributed import (
     check_agreement,
     check_fabric,
     gather_rows,
@@ -34,9 +30,13 @@ from mixup_inference.training.processes import (
     settle,
     summed,
 )
+from mixup_inference.training.objectives import ADVERSARIAL, OBJECTIVES, Batch, Examples, Whole
 from mixup_inference.training.recipe import Recipe, learning_rate
 from mixup_inference.training.speed import catch_up, channels_last, victim_of
-from mixup_inference.training.state import Epoch, Keeper, UnderWay
+from mixup_inference.training.sync_batch_norm import joint_batch_norm
+from mixup_inference.utils.io import fingerprint, hash_tensors
+from mixup_inference.utils.progress import SILENT, Progress, Task
+from mixup_inference.validation import as_pixels, check_labels, check_number, check_stored_images
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

@@ -123,7 +123,7 @@ ADVERSARIAL = ("at", "iat")
 def mix(examples: Examples, batch: Batch, recipe: Recipe, half: str) -> Examples:
     """Mix each row with a partner from the batch: x~ = lam x + (1 - lam) x', likewise y~.
 
-    Ratio and partner follow from (seed, epoch, position in the data set); a batch that has one ratio
+    Ratio and partner follow from (seed, epoch, position in the data set); a batch with one ratio
     takes that of its first row. The partner may be a row of another process.
     """
     whole = batch.whole

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mixup_inference.checks import check_int, check_number
 from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.validation import check_int, check_number
 
 Objective = Literal["erm", "mixup", "at", "iat"]
 Schedule = Literal["step", "one-cycle"]

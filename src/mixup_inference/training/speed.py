@@ -9,9 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.attacks.quick import quick
-from mixup_inference.attacks.victim import seeded
-from mixup_inference.classifier import eval_mode, unwrap
+from mixup_inference.attacks.query import accelerate, seeded
+from mixup_inference.models.call import eval_mode, unwrap
 from mixup_inference.models.folding import Folded, fold, is_watched
 
 
@@ -29,7 +28,7 @@ def victim_of(model: nn.Module, x: Tensor, *, images: int, folded: bool | None =
     if folded is not None:
         return fold(model) if folded else model
     with eval_mode(model):
-        return quick(model, x, images=images)
+        return accelerate(model, x, images=images)
 
 
 def catch_up(victim: nn.Module, model: nn.Module) -> nn.Module:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mixup_inference.reporting.claims.adaptive import claims_of_adaptive
-from mixup_inference.reporting.claims.claim import Claim, Verdict
-from mixup_inference.reporting.claims.figures import claims_of_figures
-from mixup_inference.reporting.claims.table import claims_of_table
-from mixup_inference.reporting.claims.training import claims_of_trainings
+from mixup_inference.reporting.claims.accuracy import claims_of_table, claims_of_trainings
+from mixup_inference.reporting.claims.base import Claim, Verdict
+from mixup_inference.reporting.claims.theory import claims_of_adaptive, claims_of_figures
 
 __all__ = ["Claim", "Verdict", "claims"]
 

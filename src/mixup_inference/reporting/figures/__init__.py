@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from mixup_inference.reporting.figures.accuracy import overview, tradeoff, training_length
-from mixup_inference.reporting.figures.adaptive import adaptive_charts
+from mixup_inference.reporting.figures.adaptive import adaptive_charts, gallery
 from mixup_inference.reporting.figures.chart import Chart, Drawing, draw, write_chart
 from mixup_inference.reporting.figures.detection import auc, combined, roc
-from mixup_inference.reporting.figures.gallery import gallery
 from mixup_inference.reporting.figures.theory import (
     detection_gap,
     linearity,

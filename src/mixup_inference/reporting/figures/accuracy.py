@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mixup_inference.reporting.claims.base import differing_in
 from mixup_inference.reporting.figures.chart import Chart, Row
 from mixup_inference.reporting.figures.style import (
     arms,
@@ -15,7 +16,6 @@ from mixup_inference.reporting.figures.style import (
     points,
 )
 from mixup_inference.reporting.tables import heading, last_of_each_mode
-from mixup_inference.reporting.trainings import differing_in
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mixup_inference.files import replacing, write_json, write_text
 from mixup_inference.reporting.figures.style import RC
-from mixup_inference.text import spreadsheet_cell
+from mixup_inference.utils.io import replacing, write_json, write_text
+from mixup_inference.utils.text import spreadsheet_cell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

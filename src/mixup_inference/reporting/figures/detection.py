@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mixup_inference.evaluation.detecting import middle
+from mixup_inference.evaluation.detection import middle
 from mixup_inference.reporting.figures.chart import Chart, Row
 from mixup_inference.reporting.figures.style import (
     GREEN,

@@ -1,0 +1,236 @@
+"""Attacks on detection: examples that are misclassified and keep the gap under the threshold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, Unpack
+
+import torch
+from torch import Tensor
+
+from mixup_inference.attacks.base import Attacked, Batch, Common, Found, run, step_size, step_sizes
+from mixup_inference.attacks.eot import Schedule, ascend
+from mixup_inference.attacks.losses import get_loss
+from mixup_inference.attacks.query import Victim
+from mixup_inference.attacks.success import judge
+from mixup_inference.attacks.threat_model import climb, gradient_of, per_sample
+from mixup_inference.defenses.combined import CombinedInference
+from mixup_inference.defenses.mixup import Convention, MixupInference, gap
+from mixup_inference.detection import MixupDetector
+from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.validation import check_int, check_labels, check_number
+
+Method = Literal["selective", "orthogonal", "lagrangian"]
+
+METHODS = ("selective", "orthogonal", "lagrangian")
+
+#: How many answers of MI-Combined decide between the two ways to fool it.
+CHOOSING = 5
+
+
+def detector_aware(
+    detector: MixupDetector | CombinedInference,
+    x: Tensor,
+    y: Tensor,
+    *,
+    steps: int = 100,
+    step: float | None = None,
+    draws: int = 10,
+    method: Method = "selective",
+    weight: float = 1.0,
+    margin: float = 0.0,
+    schedule: Schedule = "constant",
+    **options: Unpack[Common],
+) -> Attacked:
+    """Examples that F has wrong and whose gap stays under the threshold.
+
+    Each step has two gradients: that of F's cross-entropy at x, and that of the gap over K fresh
+    draws, which starts from F's prediction at the iterate. Of all iterates, the one with the
+    lowest gap among those that F has wrong is returned; if there is none, the one that came
+    nearest. The lowest of many estimates flatters itself, so the loss is taken on other draws.
+
+    For a detector, ``fooled`` says "F is wrong and nothing is flagged", so ``success`` is that at
+    the calibrated threshold, and of the points that F has wrong, the others are flagged. The loss
+    is the smaller of two distances, of a wrong class's lead to 0 and of the gap to the threshold.
+
+    MI-Combined can be fooled in a second way too: detected, with MI-OL wrong. That one is
+    ``eot_pgd`` on MI-OL; of both, each point keeps the one that fools more of five answers on
+    draws of their own, of equals the one where a wrong class leads by more. The loss is then the
+    lead of a wrong class in the answer, at x and at last.
+
+    Args:
+        detector: a detector with its threshold set, or MI-Combined.
+        x: clean images in [0, 1].
+        y: the true labels.
+        steps: how many, of each way.
+        step: size of a step; a quarter of eps by default.
+        draws: K, over which the gap is averaged at every step.
+        method: which way to step. "selective": along the cross-entropy until F is wrong, then
+            down the gap (Bryniarski et al., 2021). "orthogonal": the same, without the part that
+            works against the other aim. (They drop what works for it as well; here that keeps F
+            right, as a lower confidence is both a smaller gap and a larger cross-entropy.)
+            "lagrangian": along cross-entropy - weight * gap.
+        weight: of the gap in "lagrangian".
+        margin: by how much a wrong class must lead, in probability, for F to count as wrong.
+        schedule: of the step size.
+        **options: see ``Common``.
+    """
+    if method not in METHODS:
+        raise unknown_name("method", method, METHODS)
+    plan = _Plan(
+        gate=_gate(detector),
+        sizes=step_sizes(
+            step_size(step, options), check_int(steps, what="steps", least=0), schedule
+        ),
+        draws=check_int(draws, what="draws", least=1),
+        method=method,
+        weight=check_number(weight, what="weight", least=0),
+        margin=check_number(margin, what="margin", least=-1, most=1),
+    )
+    if isinstance(detector, MixupDetector):
+        return run(
+            "detector-aware", detector.inference, x, y, plan.evade, options, draws=draws,
+            ticks=len(plan.sizes), judged=detector,
+        )  # fmt: skip
+    either, ticks = partial(_either, plan), 2 * len(plan.sizes)
+    return run("detector-aware", detector, x, y, either, options, draws=draws, ticks=ticks)
+
+
+@dataclass(frozen=True)
+class _Gate:
+    """What lets an input pass: a gap that does not exceed the threshold."""
+
+    threshold: float
+    convention: Convention
+    frozen: int | None = None  # how many draws, if they are always the same
+
+    def look(
+        self, batch: Batch, image: Tensor, draws: int, *stream: str | int
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of F, shape (points, 1, classes), and the gap over the draws."""
+        name, index = ("index", repr(("attack", batch.seed, *stream))), batch.index
+        if self.frozen is not None:  # those of MI-Combined
+            name, index, draws = ("detect", "frozen"), torch.zeros_like(index), self.frozen
+        attacked = batch.victim.module
+        inference = attacked.detector if isinstance(attacked, CombinedInference) else attacked
+        assert isinstance(inference, MixupInference)
+        before = inference.base_log_probs(image)
+        check_labels(batch.y, count=len(image), classes=before.shape[1])
+        after = inference.average(image, before.detach().argmax(1), name, index, draws)
+        return before[:, None], gap(before, after, self.convention)
+
+
+def _gate(detector: MixupDetector | CombinedInference) -> _Gate:
+    if isinstance(detector, CombinedInference):
+        frozen = None if detector.fresh else detector.draws
+        return _Gate(detector.threshold, detector.convention, frozen)
+    if not isinstance(detector, MixupDetector):
+        raise InputError(
+            "detector_aware attacks a MixupDetector or a CombinedInference; saw "
+            f"{type(detector).__name__}. For other defences use eot_pgd."
+        )
+    if detector.threshold is None:
+        raise InputError("the detector has no threshold; call calibrate(x_clean) first.")
+    return _Gate(detector.threshold, detector.convention)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How to pass the gate."""
+
+    gate: _Gate
+    sizes: list[float]
+    draws: int
+    method: Method
+    weight: float
+    margin: float
+
+    def evade(self, batch: Batch) -> Found:
+        """Misclassified and not detected."""
+        best, highest = batch.x, torch.full_like(batch.x[:, 0, 0, 0], -torch.inf)
+        losses: list[Tensor] = []
+
+        def keep(image: Tensor, lead: Tensor, score: Tensor) -> None:
+            nonlocal best, highest
+            rank = torch.where(lead > self.margin, 2 - score, lead)  # wrong ones first
+            higher = rank > highest
+            best = torch.where(per_sample(higher), image, best)
+            highest = torch.where(higher, rank, highest)
+
+        def gradient(image: Tensor, number: int) -> Tensor:
+            leaf = image.detach().requires_grad_()
+            with torch.enable_grad():
+                log_p, score = self.gate.look(batch, leaf, self.draws, "gap", number)
+                wrong = get_loss("ce")(log_p, batch.y, batch.target)
+                lead = get_loss("margin")(log_p.detach(), batch.y, batch.target)
+                direction = self._direction(leaf, wrong, -score, lead > self.margin)
+            keep(image, lead, score.detach())
+            losses.append(self._loss(lead, score.detach()))
+            batch.tick()
+            return direction
+
+        image = batch.start()
+        for iterate in climb(batch.x, image, batch.ball, gradient, self.sizes):
+            image = iterate
+        keep(image, *self._both(batch, image, "gap", len(self.sizes)))
+        last = self._loss(*self._both(batch, best, "last gap"))
+        return Found(best, last, torch.stack([*losses, last]))
+
+    def _both(self, batch: Batch, image: Tensor, *stream: str | int) -> tuple[Tensor, Tensor]:
+        """By how much a wrong class leads, and the gap."""
+        log_p, score = self.gate.look(batch, image, self.draws, *stream)
+        return get_loss("margin")(log_p, batch.y, batch.target), score
+
+    def _loss(self, lead: Tensor, score: Tensor) -> Tensor:
+        """Positive where F is wrong and the input passes."""
+        return torch.minimum(lead, self.gate.threshold - score)
+
+    def _direction(self, leaf: Tensor, wrong: Tensor, hidden: Tensor, is_wrong: Tensor) -> Tensor:
+        """Where to go from here; ``wrong`` and ``hidden`` are the two aims, to be raised."""
+        if self.method == "lagrangian":
+            return gradient_of((wrong + self.weight * hidden).sum(), leaf)
+        if self.method == "selective":
+            return gradient_of(torch.where(is_wrong, hidden, wrong).sum(), leaf)
+        first = gradient_of(wrong.sum(), leaf, again=True)
+        second = gradient_of(hidden.sum(), leaf)
+        rows = per_sample(is_wrong)
+        return without_conflict(torch.where(rows, second, first), torch.where(rows, first, second))
+
+
+def without_conflict(direction: Tensor, other: Tensor) -> Tensor:
+    """The direction less its part against the other one, for each sample: never downhill there.
+
+    >>> one, other = torch.tensor([[[[1.0, 1.0]]]]), torch.tensor([[[[-2.0, 0.0]]]])
+    >>> without_conflict(one, other).flatten().tolist()
+    [0.0, 1.0]
+    """
+    along = (direction * other).flatten(1).sum(1).clamp(max=0)
+    square = other.square().flatten(1).sum(1).clamp(min=torch.finfo(other.dtype).tiny)
+    return direction - per_sample(along / square) * other
+
+
+def _either(plan: _Plan, batch: Batch) -> Found:
+    """Not detected and F wrong, or detected and MI-OL wrong: what fools more, point by point."""
+    combined = batch.victim.module
+    assert isinstance(combined, CombinedInference)
+    answering = batch  # a frozen one answers with its own draws: climb its whole answer
+    if combined.fresh:
+        answering = replace(batch, victim=Victim(combined.defender, batch.x, seed=batch.seed))
+    ways = (
+        plan.evade(batch).examples,
+        ascend(answering, batch.start(), plan.sizes, "ce", plan.draws).examples,
+    )
+    stream = repr(("attack", batch.seed, "choose"))
+
+    def strength(way: Tensor) -> Tensor:
+        """Answers fooled; among equals, by how much a wrong class leads (less than one answer)."""
+        wrong = judge(combined, way, batch.y, repeats=CHOOSING, index=batch.index, stream=stream)
+        lead = batch.loss(way, "margin", plan.draws, "choose")
+        return wrong.sum(1).to(lead) + lead / 2
+
+    hidden, seen = map(strength, ways)
+    examples = torch.where(per_sample(seen > hidden), ways[1], ways[0])
+    first = batch.loss(batch.x, "margin", plan.draws, "first")
+    last = batch.loss(examples, "margin", plan.draws, "last")
+    return Found(examples, last, torch.stack([first, last]))

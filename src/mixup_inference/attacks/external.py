@@ -1,0 +1,360 @@
+"""How each attack library is called: with our images, labels, eps and norm in its own way."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mixup_inference.attacks.base import Attacked, Batch, Common, Found, run
+from mixup_inference.attacks.losses import get_loss
+from mixup_inference.attacks.query import Averaged, other_generators_kept, seeded
+from mixup_inference.attacks.threat_model import Ball, Norm
+from mixup_inference.draws import derive_seed
+from mixup_inference.errors import InputError, MixupInferenceWarning, unknown_name
+from mixup_inference.models.call import dtype_of, eval_mode
+from mixup_inference.utils.profiling import Stage, timed
+from mixup_inference.validation import check_images, check_int, check_labels
+
+#: AutoAttack's attacks that run alone.
+SINGLE = ["apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a library is handed."""
+
+    name: str
+    maker: Any
+    model: Averaged
+    batch: Batch
+    classes: int
+    seed: int
+    settings: dict[str, Any]
+
+    @property
+    def x(self) -> Tensor:
+        """Images that are not a rounding error outside of [0, 1]; some libraries insist."""
+        return self.batch.x.clamp(0, 1)
+
+    @property
+    def labels(self) -> Tensor:
+        """Where to go away from, or where to go."""
+        return self.batch.y if self.batch.target is None else self.batch.target
+
+    def arguments(self, **ours: Any) -> dict[str, Any]:
+        """Of our arguments those that the class takes, and the caller's settings."""
+        known, radius, eps = takes(self.maker), _radius(self.maker), self.batch.ball.eps
+        if radius is not None:
+            ours[radius] = eps
+            for step in known.keys() & {"alpha", "eps_step"}:
+                ours[step] = eps * known[step].default / known[radius].default
+        return {name: value for name, value in ours.items() if name in known} | self.settings
+
+
+def _foolbox(job: Job) -> Tensor:
+    foolbox = importlib.import_module("foolbox")
+    model = foolbox.PyTorchModel(job.model, bounds=(0, 1), device=job.x.device)
+    kind = "Misclassification" if job.batch.target is None else "TargetedMisclassification"
+    criterion = getattr(foolbox.criteria, kind)(job.labels)
+    eps = job.batch.ball.eps if is_fixed(job.maker) else None
+    out: Tensor = job.maker(**job.settings)(model, job.x, criterion, epsilons=eps)[1]
+    return out
+
+
+def _torchattacks(job: Job) -> Tensor:
+    norm = {"linf": "Linf", "l2": "L2"}[job.batch.ball.norm]
+    attack = job.maker(job.model, **job.arguments(norm=norm, seed=job.seed, n_classes=job.classes))
+    attack.set_device(job.x.device)
+    if job.batch.target is not None:
+        attack.set_mode_targeted_by_label(quiet=True)
+    out: Tensor = attack(job.x, job.labels)
+    return out
+
+
+def _art(job: Job) -> Tensor:
+    classifier = importlib.import_module("art.estimators.classification").PyTorchClassifier(
+        job.model, loss=nn.CrossEntropyLoss(), input_shape=tuple(job.x.shape[1:]),
+        nb_classes=job.classes, clip_values=(0, 1),
+        device_type="cpu" if job.x.device.type == "cpu" else "gpu",
+    )  # fmt: skip
+    targeted = job.batch.target is not None
+    if targeted and "targeted" not in takes(job.maker):
+        raise InputError(f"art:{job.name} cannot go towards a class; leave targeted out.")
+    norm = {"linf": np.inf, "l2": 2}[job.batch.ball.norm]
+    ours = {"norm": norm, "targeted": targeted, "batch_size": len(job.x), "verbose": False}
+    attack = job.maker(classifier, **job.arguments(**ours))
+    labels = functional.one_hot(job.labels, job.classes)
+    out = attack.generate(job.x.float().cpu().numpy(), labels.float().cpu().numpy())
+    return torch.from_numpy(out)
+
+
+def _autoattack(job: Job) -> Tensor:
+    if job.batch.target is not None:
+        raise InputError("AutoAttack chooses its targets itself; leave targeted and targets out.")
+    single = job.name in SINGLE
+    attack = job.maker(
+        job.model, norm={"linf": "Linf", "l2": "L2"}[job.batch.ball.norm], eps=job.batch.ball.eps,
+        seed=job.seed, device=job.x.device, version="custom" if single else job.name,
+        attacks=[job.name] if single else None,
+    )  # fmt: skip
+    for part in (attack.apgd, attack.apgd_targeted, attack.fab, attack.square):
+        most = {"n_target_classes": min(getattr(part, "n_target_classes", 9), job.classes - 1)}
+        for setting, value in (most | job.settings).items():
+            if hasattr(part, setting):
+                setattr(part, setting, value)
+    out: Tensor = attack.run_standard_evaluation(job.x, job.labels, batch_size=len(job.x))[0]
+    return out
+
+
+RUNNERS: dict[str, Callable[[Job], Tensor]] = {
+    "art": _art,
+    "autoattack": _autoattack,
+    "foolbox": _foolbox,
+    "torchattacks": _torchattacks,
+}
+
+
+def takes(maker: Any) -> Mapping[str, inspect.Parameter]:
+    """The arguments that a class takes."""
+    return inspect.signature(maker).parameters
+
+
+def _radius(maker: Any) -> str | None:
+    """What the class calls eps, if it is told of it when made."""
+    return next((name for name in ("eps", "max_epsilon") if name in takes(maker)), None)
+
+
+def is_fixed(maker: Any) -> bool:
+    """Whether an attack of foolbox keeps within eps, rather than looking for the nearest."""
+    return any(kind.__name__ == "FixedEpsilonAttack" for kind in maker.__mro__)
+
+
+def norm_of(maker: Any) -> str | None:
+    """The only norm that an attack bounds, "any" if it asks, None if it bounds nothing."""
+    if is_fixed(maker):
+        return f"l{maker.distance.p:g}"
+    if _radius(maker) is None:
+        return None
+    if "norm" in takes(maker):
+        return "any"
+    return "l2" if maker.__name__.endswith("L2") else "linf"
+
+
+#: Where the attacks of each library are, and how to install it.
+LIBRARIES = {
+    "art": ("art.attacks.evasion", "pip install mixup-inference[peers]"),
+    "autoattack": ("pyautoattack", "pip install mixup-inference[peers]"),
+    "foolbox": ("foolbox.attacks", "pip install mixup-inference[peers]"),
+    "torchattacks": ("torchattacks", "pip install --no-deps torchattacks"),
+}
+
+_VERSIONS = ["plus", "rand", "standard"]
+
+_AUTOATTACK = ["eot_iter", "n_iter", "n_queries", "n_restarts", "n_target_classes", "p_init", "rho"]
+
+#: Settings by which libraries write logs to a folder of the caller's choice.
+_LOGS = {"summary_writer", "tensorboard"}
+
+_SLACK = 1e-5  # how far outside of its ball a library may end by rounding
+
+
+def peer_attack(
+    defense: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    attack: str = "foolbox:LinfPGD",
+    draws: int = 10,
+    settings: Mapping[str, Any] | None = None,
+    **options: Unpack[Common],
+) -> Attacked:
+    """An attack of another library, on the log of the mean prediction over K fresh draws.
+
+    The library sees a plain classifier (``Averaged``); its examples are judged as all others are.
+    That matters: AutoAttack, also in its "rand" version, takes a point as broken after a single
+    wrong answer and stops there, so lucky draws count; and what it does not break stays at x.
+
+    eps, norm and targets are handed over in each library's own way; all else has its defaults,
+    with step sizes in their usual ratio to eps. Attacks that look for the nearest example instead
+    (DeepFool, C&W, DDN, ...) ignore eps; what they find is moved to the nearest point of the ball,
+    where it may no longer fool. Where a library returns NaN, the pixel stays what it was.
+
+    The libraries' randomness is torch's, NumPy's and Python's global one, seeded for each batch
+    and put back afterwards. They drop and reorder points, so draws belong to a row of a call here:
+    the same settings give the same examples, another batch size gives others. The loss is the
+    cross-entropy of the mean prediction; its trace has x and the example.
+
+    Args:
+        defense: a defence, or any classifier.
+        x: clean images in [0, 1].
+        y: the true labels.
+        attack: the library and its name for the attack, see ``peer_names``: "foolbox:LinfPGD",
+            "torchattacks:APGD", "art:SquareAttack", "autoattack:apgd-ce". AutoAttack's "rand"
+            averages 20 gradients by itself: give it draws=1.
+        draws: K.
+        settings: keyword arguments of the library's class; for AutoAttack n_iter, n_restarts,
+            eot_iter, n_queries, n_target_classes, p_init, rho.
+        **options: see ``Common``.
+    """
+    library, _, name = attack.partition(":")
+    settings = dict(settings or {})
+    maker = check_peer(attack, settings, norm=options.get("norm", "linf"))
+    draws = check_int(draws, what="draws", least=1)
+    seed = check_int(options.get("seed", 0), what="seed", least=0)
+    model = _Boxed(defense, check_images(x).detach(), draws=draws, seed=seed)
+
+    def craft(batch: Batch) -> Found:
+        log_p = batch.victim.log_probs(batch.x, batch.index, draws, "first")
+        check_labels(batch.y, count=len(batch.y), classes=log_p.shape[2])
+        key = derive_seed(seed, "peer", attack, int(batch.index[0])) % 2**32
+        job = Job(name, maker, model, batch, log_p.shape[2], key, settings)
+        with _lent(defense, key, x), _translated(attack), timed(Stage.PEERS):
+            out = RUNNERS[library](job).detach().to(x)
+        examples = _inside(attack, batch, out, bounded=norm_of(maker) is not None)
+        batch.tick()
+        first = get_loss("ce")(log_p, batch.y, batch.target)
+        last = batch.loss(examples, "ce", draws, "last")
+        return Found(examples, last, torch.stack([first, last]))
+
+    return run(attack, defense, x, y, craft, options, draws=draws, ticks=1, fold=False)
+
+
+def peer_names(library: str) -> list[str]:
+    """The attacks of a library that ``peer_attack`` knows, without the library's name."""
+    module = _import(library)
+    if library == "autoattack":
+        return sorted(SINGLE + _VERSIONS)
+    if library == "torchattacks":
+        return sorted(set(module.__all__) - set(module.__wrapper__))
+    if library == "foolbox":
+        return _classes(module, module.Attack)
+    classifier = importlib.import_module("art.estimators.classification").PyTorchClassifier
+    names = _classes(module, importlib.import_module("art.attacks.attack").EvasionAttack)
+
+    def fits(name: str) -> bool:
+        needs = getattr(module, name)._estimator_requirements
+        return "TensorFlow" not in name and all(issubclass(classifier, need) for need in needs)
+
+    return [name for name in names if fits(name)]
+
+
+def library_version(attack: str) -> str | None:
+    """The version of the library that ``library:Name`` belongs to; None for attacks of ours."""
+    packages = {"art": "adversarial-robustness-toolbox", "autoattack": "pyautoattack"}
+    library, colon, _ = attack.partition(":")
+    return importlib.metadata.version(packages.get(library, library)) if colon else None
+
+
+def check_peer(
+    attack: str, settings: Mapping[str, Any] | None = None, *, norm: Norm | None = None
+) -> Any:
+    """The class of an attack; refuses a missing library, unknown names, settings and norms."""
+    library, _, name = attack.partition(":")
+    module, names = _import(library), peer_names(library)
+    if name not in names:
+        raise unknown_name(f"{library} attack", name, names)
+    maker = module.AutoAttack if library == "autoattack" else getattr(module, name)
+    ours = {"eps", "max_epsilon", "norm", "seed", "targeted"}
+    known = set(takes(maker)) - ours - _LOGS - {"model", "estimator", "classifier"}
+    if library == "autoattack":
+        known = set(_AUTOATTACK)
+    for setting in settings or {}:
+        if setting in ours:
+            raise InputError(f"{setting} is an option of peer_attack, not a setting of {attack}.")
+        if setting not in known:
+            raise unknown_name(f"setting of {attack}", setting, known)
+    if norm is not None:
+        _check_norm(attack, maker, norm)
+    return maker
+
+
+class _Boxed(Averaged):
+    """For attacks that look outside of [0, 1]: they see the nearest image, gradients pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log-probabilities, shape (batch, classes)."""
+        x = x.to(dtype_of(self.module))  # ART hands over single precision
+        return super().forward(x + (x.clamp(0, 1) - x).detach())
+
+
+@contextmanager
+def _lent(module: nn.Module, seed: int, x: Tensor) -> Iterator[None]:
+    """Lend a module to a library, with seeds; afterwards it and all generators are as before."""
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    for weight in weights:
+        weight.requires_grad = False
+    try:
+        with (
+            eval_mode(module) if module.training else nullcontext(),
+            seeded(seed, module, x),
+            torch.enable_grad(),
+        ):
+            yield
+    finally:
+        for weight in weights:
+            weight.requires_grad = True
+
+
+@contextmanager
+def _translated(attack: str) -> Iterator[None]:
+    """What a library refuses, in our words."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (TypeError, ValueError, IndexError, AssertionError, NotImplementedError) as error:
+        raise InputError(f"{attack} refuses this model or these settings: {error!r}.") from error
+
+
+def _inside(attack: str, batch: Batch, out: Tensor, *, bounded: bool) -> Tensor:
+    """The library's images in our ball; a word when one that was told of the ball left it."""
+    if out.shape != batch.x.shape:
+        raise InputError(f"{attack} gave shape {tuple(out.shape)}, not {tuple(batch.x.shape)}.")
+    out = torch.where(out.isfinite(), out, batch.x)
+    inside = batch.ball.project(batch.x, out)
+    far = float((out - inside).abs().max())
+    if bounded and far > _SLACK:
+        warnings.warn(
+            f"{attack} left the {batch.ball.norm} ball by {far:.2g} in a pixel; it was put back.",
+            MixupInferenceWarning,
+            stacklevel=2,
+        )
+    return inside
+
+
+def _import(library: str) -> Any:
+    if library not in LIBRARIES:
+        raise unknown_name("attack library", library, LIBRARIES)
+    place, how = LIBRARIES[library]
+    try:
+        with other_generators_kept():  # ART draws when it is imported
+            return importlib.import_module(place)
+    except ImportError as error:
+        raise InputError(f"{place} cannot be imported: {error}. Run `{how}`.") from error
+
+
+def _classes(module: Any, kind: type) -> list[str]:
+    found = inspect.getmembers(module, inspect.isclass)
+    return [name for name, one in found if issubclass(one, kind) and not inspect.isabstract(one)]
+
+
+def _check_norm(attack: str, maker: Any, norm: Norm) -> None:
+    Ball(norm, 0.0)  # which knows what norms there are
+    known = norm_of(maker)
+    if known not in (None, "any", norm):
+        raise InputError(
+            f"{attack} is bounded in {known}, not in {norm}; give norm={known!r}."
+            if known in ("linf", "l2")
+            else f"{attack} is bounded in {known}; only linf and l2 are known here."
+        )

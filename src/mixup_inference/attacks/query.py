@@ -1,0 +1,266 @@
+"""A defence, or any classifier, as an attacker sees it: K draws for each image, every pass counted.
+
+Three questions are answered here for every attack: what one draw is, where its randomness comes
+from, and what it costs. Whatever the attack draws, it never sees the draws it is judged on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, Self, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mixup_inference.defenses import StochasticModule, mean_prediction
+from mixup_inference.draws import derive_seed
+from mixup_inference.errors import unknown_name
+from mixup_inference.models.call import (
+    Passes,
+    check_model,
+    count_passes,
+    eval_mode,
+    logits_of,
+    refuse_probabilities,
+)
+from mixup_inference.models.folding import faster, pays
+
+Kind = Literal["ours", "frozen", "fixed", "rows", "call"]
+
+#: How often a module is asked, to find out whether its answers are random.
+_PROBES = 8
+
+
+class Victim:
+    """What is attacked.
+
+    One draw of a defence of ours is one transformed copy of the image through F (its ``draw``);
+    one draw of another module is one answer of it. A module without randomness has one draw,
+    however many are asked for, and so has a frozen defence (``fresh=False``), whose answer is
+    made of its own draws. Randomness of modules that are not ours comes from the global generators,
+    which are seeded for each look and put back afterwards; a module in eval mode keeps the parts
+    of it that are in training mode, such as dropout that is meant to be random.
+
+    Args:
+        module: a defence, or any classifier that returns logits or log-probabilities.
+        x: some images, to find out whether the answers are random.
+        seed: of the attack's draws, together with the names of its looks.
+    """
+
+    def __init__(self, module: nn.Module, x: Tensor, *, seed: int = 0) -> None:
+        self.module = check_model(module)
+        self.seed = seed
+        if isinstance(module, StochasticModule):
+            module.prepare()  # not a cost of the attack
+        self.kind = _kind(module, x[:4])
+        self.passes = Passes()
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the same image can get different answers."""
+        return self.kind not in ("frozen", "fixed")
+
+    def images(self, draws: int) -> int:
+        """How many images go through F at once for each point, when so many draws are asked for."""
+        if self.kind == "frozen":
+            return int(getattr(self.module, "draws", 1))
+        return draws if self.is_random else 1
+
+    def log_probs(self, x: Tensor, index: Tensor, draws: int, *stream: str | int) -> Tensor:
+        """Log-probabilities draw by draw, shape (points, draws, classes).
+
+        The draws of a point depend on the attack's seed, the names of the stream and, for our
+        defences, the point's index; not on the batch (for other modules, on the whole batch).
+        """
+        if self.kind == "ours":
+            assert isinstance(self.module, StochasticModule)
+            name = repr(("attack", self.seed, *stream))
+            with eval_mode(self.module):
+                return self.module.draw(x, draws, index=index, stream=name)
+        if not self.is_random:
+            return _answer(self.module, x)[:, None]
+        with seeded(derive_seed(self.seed, "attack", *stream, int(index[0])), self.module, x):
+            if self.kind == "rows":
+                out = _answer(self.module, x.repeat_interleave(draws, dim=0))
+                return out.view(x.shape[0], draws, -1)
+            return torch.stack([_answer(self.module, x) for _ in range(draws)], dim=1)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count the images that go through F, and those whose gradient comes back."""
+        with count_passes(base_of(self.module), self.passes):
+            yield
+
+
+class Averaged(nn.Module):
+    """The log of the mean prediction over K draws, new ones at every call, as a plain module.
+
+    So any attack library can attack the expectation. The draws are the attacker's own streams.
+    """
+
+    def __init__(self, module: nn.Module, x: Tensor, *, draws: int, seed: int = 0) -> None:
+        super().__init__()
+        self.module = module
+        self.draws = draws
+        self._victim = Victim(module, x, seed=seed)
+        self._calls = 0
+        self.training = False
+
+    def train(self, mode: bool = True) -> Self:  # noqa: ARG002, FBT001, FBT002 (torch's signature)
+        """Nothing: libraries call it, and what is random inside must stay so."""
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log-probabilities, shape (batch, classes)."""
+        self._calls += 1
+        index = torch.arange(x.shape[0], device=x.device)
+        return mean_prediction(
+            self._victim.log_probs(x, index, self.draws, "averaged", self._calls)
+        )
+
+
+class Frozen(nn.Module):
+    """A random module that is not ours, with its randomness removed.
+
+    Every image gets the draws that it would get alone after seeding the global generators; images
+    therefore pass one at a time. Defences of ours inside are frozen too. A module with a generator
+    of its own stays random.
+    """
+
+    def __init__(self, module: nn.Module, seed: int = 0) -> None:
+        super().__init__()
+        self.module = module
+        self.seed = seed
+        self.training = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log-probabilities, shape (batch, classes)."""
+        inside = [m for m in self.module.modules() if isinstance(m, StochasticModule) and m.fresh]
+        for defense in inside:
+            defense.fresh = False
+        try:
+            out = []
+            for image in x.split(1):
+                with seeded(self.seed, self.module, x):
+                    out.append(_answer(self.module, image))
+            return torch.cat(out)
+        finally:
+            for defense in inside:
+                defense.fresh = True
+
+
+def freeze(module: nn.Module, *, seed: int = 0) -> nn.Module:
+    """The module without its randomness: what an attacker who knows the seed is up against."""
+    if isinstance(module, StochasticModule):
+        return module.frozen()
+    return Frozen(module, seed)
+
+
+@contextmanager
+def other_generators_kept() -> Iterator[None]:
+    """Put Python's and NumPy's global generators back as they were."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+
+
+@contextmanager
+def seeded(seed: int, module: nn.Module, x: Tensor) -> Iterator[None]:
+    """Seed all that a module can draw from, and put it back as it was.
+
+    That is the global generators of torch, NumPy and Python, and the calls that defences of ours
+    inside of it count.
+    """
+    inside = [part for part in module.modules() if isinstance(part, StochasticModule)]
+    calls = [part.calls for part in inside]
+    try:
+        with torch.random.fork_rng([x.device] if x.is_cuda else []), other_generators_kept():
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            for part in inside:
+                part.calls = seed
+            yield
+    finally:
+        for part, count in zip(inside, calls, strict=True):
+            part.calls = count
+
+
+def is_random(module: nn.Module, x: Tensor) -> bool:
+    """Whether the same image can get different answers from a module."""
+    return _kind(module, x[:4]) not in ("frozen", "fixed")
+
+
+def base_of(module: nn.Module) -> nn.Module:
+    """F: the model inside the first defence of ours in a module, or the module itself."""
+    for part in module.modules():
+        if isinstance(part, StochasticModule):
+            return part.model
+    return module
+
+
+def _answer(module: nn.Module, x: Tensor) -> Tensor:
+    out = logits_of(module, x, as_it_is=True)
+    refuse_probabilities(out)
+    return torch.log_softmax(out, dim=1)
+
+
+def _kind(module: nn.Module, x: Tensor) -> Kind:
+    """Ours, without randomness, or random for each row or for each call.
+
+    A module that draws from a global generator is random, also when its answers happen to be the
+    same; one that does not may still have a generator of its own.
+    """
+    if isinstance(module, StochasticModule):
+        return "ours" if module.fresh else "frozen"
+
+    with torch.no_grad(), seeded(0, module, x):
+        before = _states()
+        pairs = [_answer(module, torch.cat([x, x])).chunk(2) for _ in range(_PROBES)]
+        draws = _states() != before
+
+    def same(a: Tensor, b: Tensor) -> bool:
+        return torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+
+    if not all(same(a, b) for a, b in pairs):
+        return "rows"
+    return "call" if draws or not all(same(a, pairs[0][0]) for a, _ in pairs) else "fixed"
+
+
+def _states() -> tuple[bytes, str, str]:
+    """The states of the global generators, to be compared."""
+    kept = random.getstate(), np.random.get_state()  # noqa: NPY002
+    return torch.get_rng_state().numpy().tobytes(), repr(kept[0]), repr(kept[1])
+
+
+#: Of an attack's own passes through F, by the names that Lightning Fabric has for them.
+Precision = Literal["32-true", "bf16-mixed"]
+
+
+def accelerate(
+    model: nn.Module, x: Tensor, *, images: int, precision: Precision = "32-true"
+) -> nn.Module:
+    """The same model or defence, around a folded copy of F where that pays for so many images.
+
+    Only if F has no randomness, which a copy might lose. With the precision "bf16-mixed" the copy
+    computes in bfloat16, its gradients too, unless that changes what F says: 1.5 to 2 times as fast
+    on processors that can, and most signs of a gradient stay as they are. What is found with it is
+    to be judged by the model itself.
+    """
+    if precision not in (known := get_args(Precision)):
+        raise unknown_name("precision", precision, known)
+    defense = model if isinstance(model, StochasticModule) else None
+    base = check_model(model) if defense is None else defense.model
+    images *= 1 if defense is None else defense.draws
+    if not pays(base, images=images) or is_random(base, x):
+        return model
+    folded = faster(base, x, images=images, rounds=precision == "bf16-mixed")
+    if folded is base:
+        return model
+    return folded if defense is None else defense.with_model(folded)

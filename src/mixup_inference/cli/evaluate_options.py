@@ -1,0 +1,326 @@
+"""The options of `evaluate` about attacks that know the defence, made into a section of a spec."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from mixup_inference.attacks import get_attack
+from mixup_inference.errors import InputError
+from mixup_inference.experiments import Spec
+from mixup_inference.experiments.spec import KnowingSpec, standard_attacks
+from mixup_inference.utils.text import plain
+
+if TYPE_CHECKING:
+    from mixup_inference.experiments import Spec
+
+
+#: What an attack needs in order to make sense.
+_NEEDS = {
+    "transfer": "it needs --surrogate, weights of another model",
+    "official-adaptive": "it is for --defense mi-ol or mi-pl and --norm linf",
+    "paper-adaptive": "it is for --defense mi-ol or mi-pl",
+    "detector-aware": "it is for --defense mi-combined",
+    "frozen": "it needs a defence",
+}
+
+
+def knowing_section(one: OneModel) -> dict[str, Any] | None:
+    """The section of attacks that know the defence, if any is asked for."""
+    if "none" in one.attack and len(one.attack) > 1:
+        raise InputError("--attack none excludes other attacks.")
+    if not _names(one):
+        if one.attack_setting or one.surrogate or one.checks is not None:
+            raise InputError(
+                "--attack-setting, --surrogate and --checks are for attacks that know the "
+                "defence; add --attack adaptive."
+            )
+        return None
+    section: dict[str, Any] = {"attacks": _attacks(one)}
+    if one.points is not None:
+        section["points"] = one.points
+    if one.checks is not None:
+        section["checks"] = one.checks
+    return section
+
+
+def refuse_knowing(one: OneModel) -> None:
+    """Refuse attacks that know the defence, where they would be ignored."""
+    if knowing_section(one) is not None:
+        raise InputError("attacks that know the defence are for `evaluate`; leave out --attack.")
+
+
+def refuse_useless(one: OneModel, spec: Spec) -> None:
+    """Refuse an attack that was asked for by name and makes no sense for any row."""
+    for name in _names(one):
+        attack = KnowingSpec(attack="eot-pgd" if name == "adaptive" else name)
+        if not any(spec.attack_applies(attack, row) for row in spec.rows):
+            raise InputError(f"--attack {name} would do nothing: {_NEEDS[name]}.")
+
+
+def _names(one: OneModel) -> list[str]:
+    return [name for name in one.attack if name not in ("pgd", "none")]
+
+
+def _attacks(one: OneModel) -> list[dict[str, Any]]:
+    """The attacks that are asked for, and EOT-PGD, each with the settings that it knows.
+
+    What --attack-setting says comes before --steps and --step, which are pgd's too.
+    """
+    standard = [spec.model_dump(exclude_defaults=True) for spec in standard_attacks()]
+    asked: list[dict[str, Any]] = []
+    for name in _names(one):
+        asked += standard if name == "adaptive" else [{"attack": name}]
+    settings = named_settings(one.attack_setting, "--attack-setting")
+    known = {key for document in asked for key in _known(document, settings)}
+    if set(settings) - known:
+        raise InputError(f"no attack has the setting {', '.join(sorted(set(settings) - known))}.")
+    if one.surrogate and not any(document["attack"] == "transfer" for document in asked):
+        raise InputError("--surrogate is for transfer attacks; add --attack transfer.")
+    steps = {
+        "steps": one.steps,
+        "step": None if one.step is None else number(one.step, "--step"),
+    }
+    steps = {key: value for key, value in steps.items() if value is not None}
+    if not any(document["attack"] == "eot-pgd" for document in asked):
+        asked.append({"attack": "eot-pgd"})
+    out: list[dict[str, Any]] = []
+    for document in asked:
+        ours = get_attack(document["attack"]).group != "peer"
+        full = document | (_known(document, steps) if ours else {}) | _known(document, settings)
+        if document["attack"] == "transfer":
+            full["surrogates"] = [f"surrogate-{i + 1}" for i in range(len(one.surrogate))]
+        if full not in out:
+            out.append(full)
+    return out
+
+
+def _known(document: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Those of the settings that an attack has; another library's is handed all of them."""
+    kind = get_attack(document["attack"])
+    if kind.group == "peer":
+        return settings
+    return {key: value for key, value in settings.items() if key in kind.defaults}
+
+
+#: Test points, if the user does not say.
+POINTS = 1000
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class OneModel:
+    """Options that describe one model, its data, a defence and an attack."""
+
+    data: str | None = None
+    "Data set: a name of `data list`, or folder:PATH."
+
+    model: str | None = None
+    "A network of ours (resnet20, ...), or package.module:factory for your own."
+
+    weights: str | None = None
+    "Its weights: a file, safetensors or torch's, or a name of `models list`. Ours say the network."
+
+    mean: str | None = None
+    "Mean of the pixels that the model normalises by: one number, or 0.485,0.456,0.406."
+
+    std: str | None = None
+    "Their standard deviation, likewise."
+
+    size: int | None = None
+    "Side that the images are resized to."
+
+    channels: Literal[1, 3] | None = None
+    "Make the images grey (1) or colour (3)."
+
+    classes: int | None = None
+    "Number of classes of the model, if it is not that of the data."
+
+    defense: str = "mi-ol"
+    "none, mi-ol, mi-pl, mi-combined, gaussian, rotation, resize-pad or crop-resize."
+
+    lam: float | None = None
+    "Mixing ratio of mi-ol and mi-pl."
+
+    setting: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    "Another setting of the defence, as name=value; may be repeated."
+
+    preset: str | None = None
+    "Defence and settings by name (cifar10/mixup+mi-ol), or a file that `tune` wrote."
+
+    draws: int = 30
+    "Draws of the defence for each image."
+
+    attack: Annotated[tuple[str, ...], Parameter(negative="")] = ("pgd",)
+    "pgd (ignores the defence), none, adaptive (all that know it), eot-pgd, apgd, ...; repeatable."
+
+    attack_setting: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    "A setting of the attacks that know the defence, as name=value (draws=20); may be repeated."
+
+    surrogate: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    "Weights of another model of ours, that transfer attacks are crafted on; may be repeated."
+
+    norm: Literal["linf", "l2"] = "linf"
+    "Norm of the attack."
+
+    eps: str = "8/255"
+    "Its bound."
+
+    step: str | None = None
+    "Step size of the attacks that take steps: 2/255 for pgd, else a quarter of eps."
+
+    steps: int | None = None
+    "Number of steps of the attacks that take steps: 10 for pgd, else their own."
+
+    checks: int | None = None
+    "Points on which it is checked that attacks that know the defence work: 50; 0 for none."
+
+    points: int | None = None
+    "How many test points: 1000, and 200 of them for attacks that know the defence."
+
+    batch_size: int = 250
+    "Images at a time."
+
+    seed: int = 0
+    "Seed of points, attack and draws."
+
+
+def refuse_others(one: OneModel, allowed: set[str] | None, *, never: Collection[str] = ()) -> None:
+    """Refuse options that would be ignored: all but the allowed ones, and those in ``never``."""
+    given = [f.name for f in fields(one) if getattr(one, f.name) != f.default]
+    wrong = [n for n in given if n in never or (allowed is not None and n not in allowed)]
+    if wrong:
+        names = ", ".join("--" + name.replace("_", "-") for name in wrong)
+        raise InputError(f"{names} would be ignored here; leave it out.")
+
+
+def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
+    """The experiment that the options describe, with so many points to tune on."""
+    from mixup_inference.evaluation.grid_search import in_words  # noqa: PLC0415
+    from mixup_inference.experiments import check_spec  # noqa: PLC0415
+
+    if spec is not None:
+        raise InputError(f"give either an experiment ({spec}) or --data and a model, not both.")
+    if one.data is None:
+        raise InputError("--data is needed: a name of `mixup-inference data list`, or folder:PATH.")
+    if one.model is None and one.weights is None:
+        raise InputError("--model or --weights is needed; files of ours say which network it is.")
+    if one.model is not None and ":" not in one.model and one.weights is None:
+        raise InputError(f"--weights is needed: {one.model} would know nothing.")
+    if one.defense == "none" and (one.lam is not None or one.setting):
+        raise InputError("--lam and --setting are for a defence, and --defense is none.")
+    network = _network(one)
+    size = one.size
+    if size is None and network is None and one.data.startswith("folder:"):
+        size = _size_of(one.weights)
+    name = one.model or _name_of(one.weights)
+    settings: dict[str, Any] = {"lam": one.lam} if one.lam is not None else {}
+    for key, value in named_settings(one.setting, "--setting").items():
+        if key in settings:
+            raise InputError(f"{key} is given twice.")
+        settings[key] = value
+    rows: list[dict[str, Any]] = [{"title": name, "model": "model"}]
+    if one.preset is not None:
+        if settings:
+            raise InputError("--preset brings its own settings; leave out --lam and --setting.")
+        title = f"{name} + {plain(Path(one.preset).stem)}"
+        rows.append({"title": title, "model": "model", "preset": one.preset})
+    elif one.defense != "none":
+        title = f"{name} + {one.defense}" + (f" ({in_words(settings)})" if settings else "")
+        rows.append({"title": title, "model": "model", "defense": one.defense, **settings})
+    eps = number(one.eps, "--eps")
+    if one.norm == "linf" and eps > 1:
+        raise InputError(f"--eps {one.eps} is more than all of [0, 1]; is it {one.eps}/255?")
+    attack = {
+        "norm": one.norm,
+        "eps": eps,
+        "step": number(one.step or "2/255", "--step"),
+        "steps": [10 if one.steps is None else one.steps],
+    }
+    document = {
+        "name": "evaluate-" + re.sub(r"[^A-Za-z0-9._-]+", "-", name),
+        "title": f"{name} on {one.data}",
+        "seed": one.seed,
+        "draws": one.draws,
+        "batch_size": one.batch_size,
+        "data": {
+            "name": one.data,
+            "test": one.points or POINTS,
+            "tuning": tuning,
+            "size": size,
+            "channels": one.channels,
+        },
+        "models": {"model": {"weights": one.weights, "network": network}}
+        | {f"surrogate-{i + 1}": {"weights": path} for i, path in enumerate(one.surrogate)},
+        "attack": None if "none" in one.attack else attack,
+        "adaptive": knowing_section(one),
+        "rows": rows,
+    }
+    # A factory that is given by hand is the user's own act.
+    spec_of_it = check_spec(document, source="options", allow_code=True)
+    refuse_useless(one, spec_of_it)
+    return spec_of_it
+
+
+def _name_of(weights: str | None) -> str:
+    """What to call a model of which there is only a file or a folder."""
+    from mixup_inference.utils.io import expanded  # noqa: PLC0415 (--help must not wait for torch)
+
+    path = expanded(str(weights)).resolve()
+    return plain(path.parent.name if path.name == "model.safetensors" else path.stem)
+
+
+def _network(one: OneModel) -> dict[str, Any] | None:
+    scale = {
+        key: _numbers(value, f"--{key}")
+        for key, value in (("mean", one.mean), ("std", one.std))
+        if value is not None
+    }
+    if one.model is not None:
+        return {"name": one.model, "classes": one.classes, **scale}
+    if scale or one.classes is not None:
+        raise InputError("--mean, --std and --classes need --model; files of ours carry them.")
+    return None
+
+
+def _size_of(weights: str | None) -> int | None:
+    """The side of the images that a checkpoint of ours was trained on."""
+    from mixup_inference.models import from_pretrained  # noqa: PLC0415
+
+    config: dict[str, Any] = getattr(from_pretrained(str(weights)), "config", {})
+    return config.get("size")
+
+
+def number(text: str, what: str) -> float:
+    """A number, or a fraction such as 8/255."""
+    try:
+        return float(Fraction(text))
+    except (ValueError, ZeroDivisionError):
+        raise InputError(f"{what} must be a number or a fraction like 8/255; saw {text}.") from None
+
+
+def _numbers(text: str, what: str) -> list[float]:
+    return [number(part.strip(), what) for part in text.split(",")]
+
+
+def named_settings(texts: Sequence[str], option: str) -> dict[str, Any]:
+    """All of name=value, with the values as in TOML; what is not TOML is a string."""
+    out: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not name:
+            raise InputError(f"{option} must be name=value; saw {text}.")
+        if name in out:
+            raise InputError(f"{name} is given twice.")
+        try:
+            out[name] = tomllib.loads(f"value = {value}")["value"]
+        except (ValueError, RecursionError):
+            out[name] = value
+    return out

@@ -1,0 +1,236 @@
+"""Several processes for an experiment: they train, attack and measure together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from torch import distributed
+
+from mixup_inference.experiments import Spec
+from mixup_inference.training import make_fabric
+from mixup_inference.utils.distributed import check_device
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+    from mixup_inference.cli import Common, Processes
+import logging
+import shlex
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mixup_inference.datasets import shape_of
+from mixup_inference.experiments import Experiment, collect, measure_speeds, plan
+from mixup_inference.experiments.cache import leftovers
+from mixup_inference.experiments.run_directory import Run, working_in
+from mixup_inference.experiments.spec import in_precision, with_attack_precision, with_engine
+from mixup_inference.reporting import ConsoleListener, write_report, write_results
+from mixup_inference.utils.progress import SILENT, RichProgress
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+    from mixup_inference.cli import Common, Processes
+
+
+@contextmanager
+def together(spec: Spec, common: Common, processes: Processes | None) -> Iterator[Fabric | None]:
+    """What connects the processes that the options ask for, for as long as the context lasts.
+
+    None for one process.
+    """
+    fabric = None if processes is None else _open(spec, common, processes)
+    try:
+        yield fabric
+    finally:
+        if fabric is not None and distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+def _open(spec: Spec, common: Common, processes: Processes) -> Fabric | None:
+    one = processes.devices in (None, 1) and processes.nodes in (None, 1)
+    if one and processes.strategy == "auto" and not distributed.is_torchelastic_launched():
+        return None
+    trained = [spec.recipe(name) for name in spec.models if spec.is_trained(name)]
+    precisions = {recipe.precision or "32-true" for recipe in trained}
+    return make_fabric(
+        check_device(common.device),
+        devices=processes.devices,
+        nodes=processes.nodes,
+        precision=precisions.pop() if len(precisions) == 1 else None,
+        strategy=processes.strategy,
+    )
+
+
+@contextmanager
+def open_experiment(
+    spec: Spec, common: Common, fabric: Fabric | None = None
+) -> Iterator[Experiment]:
+    """An experiment in its folder, checked, with progress on the terminal if it is one.
+
+    Nobody else works in that folder meanwhile; of several processes the first holds it for all.
+    """
+    console = Console()
+    bars = SILENT if common.quiet else RichProgress(console if console.is_terminal else None)
+    logging.getLogger("mixup_inference").setLevel("WARNING" if common.quiet else "INFO")
+    experiment = Experiment(
+        _as_asked(spec, common),
+        common.output / spec.name,
+        device=common.device,
+        fabric=fabric,
+        data_root=common.data_root,
+        progress=bars,
+    )
+    with alone_in(experiment.folder) if experiment.ranks.is_first else nullcontext():
+        experiment.check()
+        yield experiment
+
+
+def _as_asked(spec: Spec, common: Common) -> Spec:
+    """The spec with what the command line says instead of it."""
+    if common.engine is not None:
+        spec = with_engine(spec, common.engine)
+    if common.attack_precision is not None:
+        spec = with_attack_precision(spec, common.attack_precision)
+    return spec
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold a run's folder, and tidy up after a command that was killed in it."""
+    with working_in(folder, this_command()) as before:
+        if before is not None:
+            logging.getLogger(__name__).info(
+                "%s ended before its time; going on from what it kept.", before
+            )
+        for path in leftovers(folder):
+            path.unlink(missing_ok=True)
+        yield
+
+
+def this_command() -> str:
+    """The command line, as one gives it again."""
+    return f"mixup-inference {shlex.join(sys.argv[1:])}"
+
+
+def work(stage: str, spec: Spec, common: Common, processes: Processes | None = None) -> None:
+    """Do one stage of an experiment, telling the terminal about it."""
+    started = time.perf_counter()
+    if processes is not None and processes.precision is not None:
+        spec = in_precision(spec, processes.precision)
+    with together(spec, common, processes) as fabric:
+        if fabric is not None and not fabric.is_global_zero:
+            common = replace(common, quiet=True)
+        with open_experiment(spec, common, fabric) as experiment:
+            listener = ConsoleListener(
+                Console(quiet=common.quiet), [row.title for row in spec.rows], experiment.columns
+            )
+            experiment.listener = listener
+            paths = _do_aloud(stage, experiment, listener, started)
+    _print_summary(listener, paths, time.perf_counter() - started)
+
+
+def _do_aloud(
+    stage: str, experiment: Experiment, listener: ConsoleListener, started: float
+) -> list[Path]:
+    """One stage; says what it begins with, and what is left if it is interrupted."""
+    listener.say(f"{experiment.spec.title}  ({experiment.folder})", "bold")
+    others = Run(experiment.folder).made_by_others()
+    if others is not None:
+        listener.warn(f"the results here are of {others}, so all is computed again.")
+    try:
+        return _do(stage, experiment, listener, started)
+    except KeyboardInterrupt:
+        listener.say(
+            f"\nStopped. What was finished is kept in {experiment.folder}; go on with:\n"
+            f"  {this_command()}"
+        )
+        raise
+
+
+def _do(
+    stage: str, experiment: Experiment, listener: ConsoleListener, started: float
+) -> list[Path]:
+    """One stage; returns the paths of what it made."""
+    spec = experiment.spec
+    if stage == "train":
+        return [experiment.model_folder(m) for m in spec.models if experiment.model(m)]
+    if stage == "attack":
+        for model in spec.models:
+            for mode in spec.attack.modes if spec.attack else ():
+                experiment.examples(model, mode)
+        return [experiment.folder / "attacks"]
+    return _measure(experiment, listener, report=stage == "run", started=started)
+
+
+def _measure(
+    experiment: Experiment, listener: ConsoleListener, *, report: bool, started: float
+) -> list[Path]:
+    """All cells, then the files."""
+    cells = len(experiment.spec.rows) * len(experiment.columns)
+    with experiment.progress.task("table", total=cells) as listener.task:
+        results = collect(experiment, seconds=time.perf_counter() - started)
+    if not experiment.ranks.is_first:
+        return []
+    paths = write_results(results, experiment.folder)
+    listener.verdicts(results.get("adaptive"))
+    if report or (experiment.folder / "report.html").exists():  # never older than the results
+        paths += write_report(results, experiment.folder)[:1]
+        paths.append(experiment.folder / "figures")
+    return paths
+
+
+def _print_summary(listener: ConsoleListener, paths: list[Path], seconds: float) -> None:
+    if listener.computed == 0:
+        listener.say("\nNothing was recomputed: everything was already there.")
+    else:
+        counts = f"{listener.computed} parts computed, {listener.reused} reused"
+        listener.say(f"\n{counts}, {seconds:.0f} s.")
+    for path in paths:
+        listener.say(f"  {path}")
+
+
+def print_plan(spec: Spec, common: Common) -> None:
+    """What an experiment would compute, part by part, with an estimate of the time."""
+    data, spec = spec.data, _as_asked(spec, common)
+    shape = shape_of(data.name, root=common.data_root, size=data.size, channels=data.channels)
+    speeds = measure_speeds(spec, shape, check_device(common.device))
+    table = Table(
+        "stage", "what", title=Text(spec.title), title_justify="left", box=None, pad_edge=False
+    )
+    for name in ("forward", "backward", "time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    total = 0.0
+    for part in plan(spec, shape):
+        seconds = speeds[part.model].seconds(part)
+        total += seconds
+        back = f"{part.backward:,}" if part.backward else ""
+        table.add_row(part.stage, Text(part.title), f"{part.forward:,}", back, _in_words(seconds))
+    console = Console()
+    console.print(table)
+    console.print(
+        f"\nIn all about {_in_words(total)} on this machine. Forward and backward: images through "
+        "the network and back. MI-Combined is counted at its most; what is already in the output "
+        "folder is not taken off.",
+        highlight=False,
+    )
+
+
+def _in_words(seconds: float) -> str:
+    """A time as people say it."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    hours = seconds / 3600
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"

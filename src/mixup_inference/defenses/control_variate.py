@@ -1,0 +1,90 @@
+"""F on the pool's own images, computed once: the control variate of mixup inference.
+
+If F were linear between x and x_s (Eq. 3), F(x~) = lam F(x) + (1 - lam) F(x_s): what a draw of
+x_s adds by chance is (1 - lam) (F(x_s) - E F(x_s)). It is known without another pass at test time,
+and its expectation is zero whatever F is, so it can be subtracted.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mixup_inference.defenses.label_distribution import LabelRule, rule_weights
+from mixup_inference.errors import InputError
+from mixup_inference.models.call import dtype_of, state_of
+from mixup_inference.pool import Pool
+from mixup_inference.validation import as_pixels
+
+
+class PoolPredictions(nn.Module):
+    """softmax F(x_s) for every image of a pool, and its expectation mu for each y_hat."""
+
+    each: Tensor  # (images, classes)
+    mean: Tensor  # (classes, classes): mu, one row for each y_hat
+    _weights: Tensor
+
+    def __init__(self, pool: Pool, rule: LabelRule) -> None:
+        super().__init__()
+        weights = rule_weights(rule, pool.classes)
+        if weights is None:
+            raise InputError(
+                "the control variate needs to know how often each label is drawn; give labels as "
+                "'other', 'predicted' or probabilities, or leave control_variate out."
+            )
+        self._pool = (pool,)  # in a tuple: the pool is a submodule of the defence already
+        self._made_for: Any = None
+        self.register_buffer("_weights", weights, persistent=False)
+        empty = torch.zeros(0, pool.classes)
+        self.register_buffer("each", empty, persistent=False)
+        self.register_buffer("mean", empty, persistent=False)
+
+    def update(self, model: nn.Module, log_probs: Callable[[Tensor], Tensor], at_once: int) -> int:
+        """Compute them, unless they are there for the model as it is now; how many passed."""
+        pool = self._pool[0]
+        state = state_of(model)
+        if self._made_for == state:
+            return 0
+        dtype = dtype_of(model)
+        with torch.no_grad():
+            parts = [log_probs(as_pixels(part, dtype)) for part in pool.images.split(at_once)]
+        self.each = torch.cat(parts).exp()
+        by_class = torch.zeros(
+            pool.classes, pool.classes, dtype=torch.float64, device=self.each.device
+        )
+        for some, labels in zip(self.each.split(at_once), pool.labels.split(at_once), strict=True):
+            by_class.index_add_(0, labels, some.double())
+        by_class /= torch.bincount(pool.labels, minlength=pool.classes)[:, None]
+        self.mean = (self._weights.to(by_class) @ by_class).to(dtype)
+        self._made_for = state
+        return len(pool)
+
+    def for_model(self, model: nn.Module) -> Self:
+        """The same predictions, taken to be those of a copy of the model."""
+        twin = copy.copy(self)
+        twin._made_for = state_of(model)
+        return twin
+
+    def by_chance(self, y_hat: Tensor, share: Tensor, numbers: Tensor) -> Tensor:
+        """What the drawn x_s contribute by chance to the mean prediction, (samples, classes).
+
+        Args:
+            y_hat: the predictions that the labels were drawn for.
+            share: 1 - lam of each draw, (samples, draws).
+            numbers: of the pool's images, (samples, draws).
+        """
+        weight = share.to(self.each) / numbers.shape[1]
+        drawn = functional.embedding_bag(numbers, self.each, per_sample_weights=weight, mode="sum")
+        out: Tensor = drawn - weight.sum(1, keepdim=True) * self.mean[y_hat]
+        return out
+
+
+def log_of(p: Tensor) -> Tensor:
+    """The logarithm of predictions that may have slightly negative components."""
+    p = p.clamp(min=torch.finfo(p.dtype).tiny)
+    return torch.log(p / p.sum(1, keepdim=True))

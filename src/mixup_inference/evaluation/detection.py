@@ -1,0 +1,169 @@
+"""Detection measured: AUC, ROC curves, calibrated thresholds, and MI-Combined (Figure 3a)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from mixup_inference.defenses import MixupInference, gap
+from mixup_inference.metrics.accuracy import Accuracy, cell_entry
+from mixup_inference.metrics.roc import auc, auc_interval, conformal_threshold, roc
+from mixup_inference.models.call import device_of
+from mixup_inference.pool import Pool
+from mixup_inference.utils.progress import SILENT, Progress
+
+Kind = Literal["MI-PL", "MI-OL"]
+
+RULES: Mapping[Kind, Literal["predicted", "other"]] = {"MI-PL": "predicted", "MI-OL": "other"}
+
+#: The clean share that may be flagged, to which thresholds are calibrated.
+FALSE_POSITIVES = 0.05
+
+#: A ROC curve has at most so many points.
+CURVE = 200
+
+
+@dataclass(frozen=True)
+class Points:
+    """Images and their positions in the data set."""
+
+    x: Tensor
+    index: Tensor
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Log-probabilities before and after mixup inference, by (kind, lam) and set of points."""
+
+    before: dict[str, Tensor]
+    after: dict[tuple[Kind, float], dict[str, Tensor]]
+
+
+def answer(
+    model: nn.Module,
+    pool: Pool,
+    sets: Mapping[str, Points],
+    *,
+    lams: Sequence[float],
+    draws: int,
+    seed: int,
+    engine: str = "eager",
+    batch_size: int,
+    progress: Progress = SILENT,
+) -> Answers:
+    """What the model says of all sets of points, and what MI-PL and MI-OL make of it."""
+    before: dict[str, Tensor] = {}
+    after: dict[tuple[Kind, float], dict[str, Tensor]] = {}
+    total = len(RULES) * len(lams) * sum(len(points.x) for points in sets.values())
+    with torch.no_grad(), progress.task("detection", total) as task:
+        for kind, rule in RULES.items():
+            for lam in lams:
+                inference = MixupInference(
+                    model, pool, labels=rule, lam=lam, draws=draws, seed=seed, engine=engine
+                ).to(device_of(model))
+                after[kind, lam] = {}
+                for name, points in sets.items():
+                    both = []
+                    for rows in torch.arange(len(points.x)).split(batch_size):
+                        x, index = points.x[rows].to(device_of(model)), points.index[rows]
+                        pair = inference.log_probs(x, index=index, stream=f"detection {name}")
+                        both.append([part.cpu() for part in pair])
+                        task.advance(len(rows))
+                    before[name], after[kind, lam][name] = (
+                        torch.cat(parts) for parts in zip(*both, strict=True)
+                    )
+    return Answers(before, after)
+
+
+def scores(answers: Answers, name: str) -> dict[tuple[str, float | None], Tensor]:
+    """All detection scores of a set of points; larger is more suspicious."""
+    log_p = answers.before[name].double()
+    p = log_p.exp()
+    out: dict[tuple[str, float | None], Tensor] = {
+        (kind, lam): gap(answers.before[name], after[name])
+        for (kind, lam), after in answers.after.items()
+    }
+    out["low confidence", None] = 1 - p.amax(1)
+    out["entropy", None] = torch.special.entr(p).sum(1)
+    return out
+
+
+def middle(lams: Iterable[float]) -> float:
+    """The ratio nearest to 0.5, the one that is shown where there is room for one.
+
+    >>> middle([0.6, 0.4, 0.1])
+    0.4
+    """
+    return min(lams, key=lambda lam: (round(abs(lam - 0.5), 9), lam))
+
+
+def measure_detection(answers: Answers, modes: Sequence[str]) -> dict[str, Any]:
+    """AUC with its interval for every score and attack, ROC curves, and calibrated thresholds.
+
+    The curves are those at the ratio nearest one half and of the scores without a ratio.
+    The threshold is set on the ``calibration`` points, if there are any, and judged on the
+    ``clean`` ones.
+    """
+    clean = scores(answers, "clean")
+    calibration = scores(answers, "calibration") if "calibration" in answers.before else {}
+    shown = middle(lam for _, lam in answers.after)
+    entries = []
+    for mode in modes:
+        attacked = scores(answers, mode)
+        for (score, lam), values in clean.items():
+            low, high = auc_interval(values, attacked[score, lam])
+            entry: dict[str, Any] = {
+                "score": score,
+                "lam": lam,
+                "attack": mode,
+                "auc": auc(values, attacked[score, lam]),
+                "low": low,
+                "high": high,
+            }
+            if lam in (None, shown):
+                false, true = (_thin(rates) for rates in roc(values, attacked[score, lam]))
+                entry["roc"] = {"false_positives": false, "true_positives": true}
+            if calibration and len(calibration[score, lam]) >= 1 / FALSE_POSITIVES:
+                threshold = conformal_threshold(calibration[score, lam], FALSE_POSITIVES)
+                entry["calibrated"] = {
+                    "rate": FALSE_POSITIVES,
+                    "threshold": threshold,
+                    "false_positives": share(values > threshold),
+                    "detected": share(attacked[score, lam] > threshold),
+                }
+            entries.append(entry)
+    return {"scores": entries}
+
+
+def measure_combined(
+    answers: Answers, labels: Tensor, modes: Sequence[str], *, lam: float
+) -> list[dict[str, Any]]:
+    """Accuracy of MI-Combined over its threshold, with one ratio for both halves."""
+    out = []
+    for step in range(-10, 21):
+        threshold = step / 20
+        row: dict[str, Any] = {"lam": lam, "threshold": threshold}
+        for name in ("clean", *modes):
+            before = answers.before[name]
+            suspicious = gap(before, answers.after["MI-PL", lam][name]) > threshold
+            defended = answers.after["MI-OL", lam][name].argmax(1)
+            predicted = torch.where(suspicious, defended, before.argmax(1))
+            row[name] = share(predicted == labels)
+            row[f"{name} flagged"] = share(suspicious)
+        out.append(row)
+    return out
+
+
+def share(hits: Tensor) -> dict[str, float]:
+    """A count as results.json has it."""
+    return cell_entry(Accuracy(int(hits.sum()), len(hits)))
+
+
+def _thin(rates: Tensor) -> list[float]:
+    """At most CURVE of the points, always the first and the last."""
+    rows = torch.linspace(0, len(rates) - 1, min(CURVE, len(rates))).round().long()
+    return [round(value, 5) for value in rates[rows].tolist()]

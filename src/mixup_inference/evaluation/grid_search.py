@@ -1,0 +1,143 @@
+"""Which settings a defence should have: a grid, its Pareto front (Figure 3b), and the best one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mixup_inference.defenses import make_defense
+from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.evaluation.evaluate import evaluate
+from mixup_inference.metrics.accuracy import Accuracy
+from mixup_inference.pool import Pool
+from mixup_inference.utils.progress import SILENT, Progress
+
+_SIZES: list[dict[str, Any]] = [
+    {"size": (low / 100, high / 100)}
+    for low, high in (
+        (90, 100),
+        (85, 100),
+        (80, 100),
+        (75, 95),
+        (70, 95),
+        (65, 90),
+        (60, 85),
+        (50, 75),
+    )
+]
+
+#: The settings that are tried for each defence, from gentle to strong. Sizes are fractions of
+#: the side, so they fit any image.
+GRIDS: Mapping[str, Sequence[dict[str, Any]]] = {
+    "mi-ol": [{"lam": lam / 20} for lam in range(18, 5, -1)],
+    "mi-pl": [{"lam": lam / 20} for lam in range(18, 5, -1)],
+    "mi-combined": [
+        {"lam_detect": 0.5, "lam_defend": lam, "threshold": threshold}
+        for lam in (0.6, 0.5, 0.4)
+        for threshold in (0.2, 0.1, 0.0)
+    ],
+    "gaussian": [
+        {"sigma": s} for s in (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.12, 0.2, 0.3, 0.4)
+    ],
+    "rotation": [{"degrees": float(degrees)} for degrees in range(5, 55, 5)],
+    "resize-pad": _SIZES,
+    "crop-resize": _SIZES,
+}
+
+
+def grid_of(defense: str) -> list[dict[str, Any]]:
+    """The settings that are tried for a defence."""
+    if defense not in GRIDS:
+        raise unknown_name("defence with settings to tune:", defense, GRIDS)
+    return list(GRIDS[defense])
+
+
+def in_words(settings: Mapping[str, Any]) -> str:
+    """Settings as people read them.
+
+    >>> in_words({"lam": 0.5, "draws": 3})
+    'lam 0.5, draws 3'
+    """
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting of a defence, and what it came to."""
+
+    settings: dict[str, Any]
+    clean: Accuracy
+    attacked: dict[str, Accuracy]
+
+    @property
+    def robust(self) -> float:
+        """The mean accuracy over the attacks."""
+        return sum(a.value for a in self.attacked.values()) / len(self.attacked)
+
+
+def try_settings(
+    model: nn.Module,
+    pool: Pool,
+    defense: str,
+    clean: Tensor,
+    attacked: Mapping[str, Tensor],
+    labels: Tensor,
+    *,
+    grid: Sequence[dict[str, Any]] | None = None,
+    index: Tensor | None = None,
+    draws: int = 30,
+    seed: int = 0,
+    engine: str = "eager",
+    batch_size: int = 250,
+    progress: Progress = SILENT,
+) -> list[Trial]:
+    """Clean and attacked accuracy of a defence for every setting of its grid."""
+    grid = grid_of(defense) if grid is None else grid
+    trials = []
+    options: dict[str, Any] = {"draws": draws, "seed": seed, "engine": engine}
+    with progress.task(f"tune {defense}", len(grid) * (1 + len(attacked))) as task:
+        for settings in grid:
+            defended = make_defense(defense, model, pool, **settings, **options)
+            measured = {}
+            for name, x in {"clean": clean, **attacked}.items():
+                measured[name] = evaluate(
+                    defended, x, labels, index=index, stream="tuning", batch_size=batch_size
+                )
+                task.advance()
+            trials.append(Trial(dict(settings), measured.pop("clean"), measured))
+    return trials
+
+
+def choose(trials: Sequence[Trial], base: Accuracy, *, loss: float = 0.02) -> Trial:
+    """The trial with the highest mean attacked accuracy that loses at most ``loss`` clean.
+
+    The loss is measured against the undefended model on the same points; of equals the one with
+    the higher clean accuracy is taken.
+    """
+    allowed = [t for t in trials if t.clean.value >= base.value - loss - 1e-9]
+    if not allowed:
+        least = max(trials, key=lambda t: t.clean.value)
+        raise InputError(
+            f"every setting loses more than {100 * loss:g} points of clean accuracy (the gentlest, "
+            f"{least.settings}, loses {100 * (base.value - least.clean.value):.1f}). Allow more."
+        )
+    return max(allowed, key=lambda t: (t.robust, t.clean.value))
+
+
+def pareto(trials: Sequence[Trial]) -> list[bool]:
+    """Whether each trial is on the front: no other is better in one accuracy and as good in both.
+
+    >>> def trial(clean, robust):
+    ...     return Trial({}, Accuracy(clean, 10), {"a": Accuracy(robust, 10)})
+    >>> pareto([trial(9, 1), trial(8, 5), trial(7, 4), trial(9, 1)])
+    [True, True, False, True]
+    """
+    clean = torch.tensor([t.clean.value for t in trials], dtype=torch.float64)
+    robust = torch.tensor([t.robust for t in trials], dtype=torch.float64)
+    at_least = (clean[:, None] >= clean) & (robust[:, None] >= robust)
+    better = (clean[:, None] > clean) | (robust[:, None] > robust)
+    return [not bool(beaten) for beaten in (at_least & better).any(0)]

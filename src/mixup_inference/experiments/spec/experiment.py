@@ -1,0 +1,140 @@
+"""A whole experiment, checked before anything is computed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, field_validator, model_validator
+
+from mixup_inference.attacks import check_peer, get_attack
+from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.experiments.spec.attacks import AdaptiveSpec, KnowingSpec
+from mixup_inference.experiments.spec.data import DataSpec, ModelSpec, NetworkSpec, TrainingSpec
+from mixup_inference.experiments.spec.fields import Count, Name, Table, Title
+from mixup_inference.experiments.spec.rows import AttackSpec, FiguresSpec, RowSpec
+from mixup_inference.models.engines import check_engine
+from mixup_inference.training import Recipe
+
+
+class Spec(Table):
+    """A whole experiment: train, attack, defend, measure, report.
+
+    ``engine``: what computes the models inside defences where no gradient is needed.
+    """
+
+    name: Name
+    title: Title
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    draws: Count = 30
+    batch_size: Count = 250
+    engine: str = "eager"
+    data: DataSpec
+    network: NetworkSpec | None = None
+    training: TrainingSpec = TrainingSpec()
+    models: Annotated[dict[Name, ModelSpec], Field(min_length=1)]
+    attack: AttackSpec | None = None
+    figures: FiguresSpec | None = None
+    adaptive: AdaptiveSpec | None = None
+    rows: Annotated[tuple[RowSpec, ...], Field(min_length=1)]
+
+    @field_validator("engine")
+    @classmethod
+    def _known_engine(cls, engine: str) -> str:
+        return check_engine(engine)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Spec:
+        for name, model in self.models.items():
+            network = self.network_of(name)
+            if network is None and model.weights is None:
+                raise InputError(f"'network' is missing for the model {name}; add it.")
+            foreign = network is not None and network.is_foreign
+            if not (self.is_trained(name) or model.weights or foreign):
+                raise InputError(f"'models.{name}.objective' is missing; add it, or weights.")
+        for row in self.rows:
+            if row.model not in self.models:
+                raise unknown_name(f"model in the row {row.title!r}:", row.model, self.models)
+        for name in self.figures.models if self.figures else ():
+            if name not in self.models:
+                raise unknown_name("model in figures:", name, self.models)
+        if self.figures is not None and (self.attack is None or self.data.used < 2):
+            raise InputError("'figures' needs an attack and at least two test points.")
+        if self.adaptive is not None:
+            self._check_adaptive(self.adaptive)
+        titles = [row.title for row in self.rows]
+        for title in titles:
+            if titles.count(title) > 1:
+                raise InputError(f"two rows have the title {title!r}; titles must differ.")
+        return self
+
+    def _check_adaptive(self, adaptive: AdaptiveSpec) -> None:
+        if self.attack is None:
+            raise InputError("'adaptive' needs an attack, for its eps and norm.")
+        for attack in adaptive.attacks:
+            if get_attack(attack.attack).group == "peer":
+                check_peer(attack.attack, norm=self.attack.norm)
+        titles = [row.title for row in self.rows]
+        for title in adaptive.rows:
+            if title not in titles:
+                raise unknown_name("row in adaptive:", title, titles)
+        named = [name for attack in adaptive.attacks for name in attack.surrogates]
+        for name in (*adaptive.detectors, *named):
+            if name not in self.models:
+                raise unknown_name("model in adaptive:", name, self.models)
+        if adaptive.detectors and self.data.calibration < 20:
+            raise InputError("detectors need at least 20 calibration points in [data].")
+
+    @property
+    def used_models(self) -> list[str]:
+        """The models that the table has."""
+        return [name for name in self.models if any(row.model == name for row in self.rows)]
+
+    @property
+    def needed_models(self) -> list[str]:
+        """The models that the table, the figures or the adaptive attacks have."""
+        used = {*self.used_models, *self.figure_models}
+        if self.adaptive is not None:
+            used |= set(self.adaptive.detectors)
+            for attack in self.adaptive.attacks:
+                used |= set(self.surrogates(attack))
+        return [name for name in self.models if name in used]
+
+    @property
+    def figure_models(self) -> list[str]:
+        """The models that the figures show."""
+        if self.figures is None:
+            return []
+        return list(self.figures.models) or self.used_models
+
+    def surrogates(self, attack: KnowingSpec, model: str | None = None) -> list[str]:
+        """The models that a transfer attack on a model is crafted on: all others by default."""
+        if attack.attack != "transfer":
+            return []
+        return [name for name in attack.surrogates or self.models if name != model]
+
+    def attack_applies(self, attack: KnowingSpec, row: RowSpec) -> bool:
+        """Whether an attack that knows the defence makes sense for a row."""
+        if attack.attack == "transfer" and not self.surrogates(attack, row.model):
+            return False
+        if attack.attack == "official-adaptive" and self.attack and self.attack.norm != "linf":
+            return False
+        return get_attack(attack.attack).applies_to(row.defense)
+
+    def network_of(self, model: str) -> NetworkSpec | None:
+        """A model's own network, or else the common one; None when its weights bring it."""
+        return self.models[model].network or self.network
+
+    def is_trained(self, model: str) -> bool:
+        """Whether a model is trained here, and not brought along."""
+        objective = self.models[model].objective or self.training.objective
+        return self.models[model].weights is None and objective is not None
+
+    def recipe(self, model: str) -> Recipe:
+        """The training of one model: its own settings over the common ones."""
+        common = self.training.model_dump(exclude_none=True)
+        return Recipe(**(common | self.models[model].training), seed=self.seed_of(model))
+
+    def seed_of(self, model: str) -> int:
+        """The seed of a model's start and training."""
+        own = self.models[model].seed
+        return self.seed if own is None else own

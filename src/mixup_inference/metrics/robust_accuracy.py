@@ -1,0 +1,193 @@
+"""Robust accuracy of a randomised defence: over points and draws, with intervals that cover both.
+
+Everything here starts from what ``judge`` returns: whether each point fools each of several fresh
+answers of the defence, a bool tensor of shape (points, repeats).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mixup_inference.errors import InputError
+from mixup_inference.metrics.accuracy import Accuracy, correlation, newcombe, wilson
+
+
+@dataclass(frozen=True, eq=False)
+class RobustAccuracy:
+    """The mean over points and draws of "not fooled", and the pessimist's view of it.
+
+    fooled: (points, repeats), as ``judge`` returns it.
+
+    >>> fooled = torch.tensor([[True, True], [True, False], [False, False], [False, False]])
+    >>> print(RobustAccuracy(fooled))
+    62.5% [25.2%, 89.2%]
+    >>> print(RobustAccuracy(fooled).pessimistic)
+    50.0% [15.0%, 85.0%]
+    """
+
+    fooled: Tensor
+
+    def __post_init__(self) -> None:
+        fooled = self.fooled
+        if not isinstance(fooled, Tensor) or fooled.dtype != torch.bool or fooled.ndim != 2:
+            seen = (
+                f"{fooled.dtype} with shape {tuple(fooled.shape)}"
+                if isinstance(fooled, Tensor)
+                else type(fooled).__name__
+            )
+            raise InputError(
+                f"fooled must be a bool tensor of shape (points, repeats); saw {seen}."
+            )
+        if fooled.numel() == 0:
+            raise InputError(f"fooled is empty: its shape is {tuple(fooled.shape)}.")
+
+    @property
+    def points(self) -> int:
+        """How many points were attacked."""
+        return self.fooled.shape[0]
+
+    @property
+    def repeats(self) -> int:
+        """How many answers of the defence judge each point."""
+        return self.fooled.shape[1]
+
+    @property
+    def shares(self) -> Tensor:
+        """For each point the share of answers that are right."""
+        return 1 - self.fooled.double().mean(1)
+
+    @property
+    def value(self) -> float:
+        """The mean over points and draws."""
+        return float(self.shares.mean())
+
+    @property
+    def trials(self) -> float:
+        """How many independent trials tell as much: from one a point to one an answer.
+
+        Points are independent, draws of one point are not. The variance between the points'
+        shares holds the points' part and the draws' part, and n = p (1 - p) / Var(mean). Half a
+        point is added to the variance, one quarter always right and one quarter always fooled:
+        without it, the few answers that survive near 0% would look more certain than none.
+        """
+        extra, shares = 0.25, self.shares
+        total = self.points + 2 * extra
+        p = (float(shares.sum()) + extra) / total
+        variance = (float(shares.square().sum()) + extra) / total - p * p
+        ratio = p * (1 - p) / variance if variance > 0 else math.inf
+        return self.points * min(max(ratio, 1.0), float(self.repeats))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 95% interval with as many trials as points and draws are worth."""
+        return wilson(self.value * self.trials, self.trials)
+
+    @property
+    def pessimistic(self) -> Accuracy:
+        """The share of points that no draw fools: "any draw fools it" counts as fooled."""
+        return Accuracy(int((~self.fooled.any(1)).sum()), self.points)
+
+    def entry(self) -> dict[str, Any]:
+        """As results.json has it."""
+        low, high = self.interval
+        worst = self.pessimistic
+        return {
+            "accuracy": self.value,
+            "low": low,
+            "high": high,
+            "points": self.points,
+            "repeats": self.repeats,
+            "any_draw": {
+                "accuracy": worst.value,
+                "low": worst.interval[0],
+                "high": worst.interval[1],
+            },
+        }
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.value:.1%} [{low:.1%}, {high:.1%}]"
+
+
+def paired_difference(a: Tensor, b: Tensor) -> tuple[float, float, float]:
+    """Accuracy(a) - accuracy(b) and its 95% interval, for two attacks on the same points.
+
+    ``a`` and ``b`` are fooled matrices; their repeats may differ. The interval is made of the two
+    accuracies' own intervals and of the correlation between the points' shares, as in Newcombe's
+    (1998) method 10 for paired proportions, which it is for one repeat. His example:
+
+    >>> a = torch.tensor([0] * 48 + [1] * 2).bool()[:, None]
+    >>> b = torch.tensor([0] * 36 + [1] * 12 + [0] * 2).bool()[:, None]
+    >>> [round(value, 4) for value in paired_difference(a, b)]
+    [0.2, 0.0569, 0.3404]
+    """
+    one, two = RobustAccuracy(a), RobustAccuracy(b)
+    _check_points({"a": a, "b": b})
+    return newcombe(
+        (one.value, *one.interval),
+        (two.value, *two.interval),
+        correlation(one.shares, two.shares),
+    )
+
+
+def worst_case(
+    chosen_on: Mapping[str, Tensor], reported_on: Mapping[str, Tensor]
+) -> tuple[Tensor, list[str]]:
+    """The strongest attack on each point, chosen on some draws and reported on others.
+
+    Both map an attack's name to its fooled matrix; the draws must differ, or luck of the draw
+    would count as strength. A few draws say little about one point, so each attack's share there
+    is first drawn towards its mean over all points, the more so the more of its spread is luck:
+    where all of it is, the attack that is strongest overall is taken everywhere. Returns the
+    fooled matrix on the reporting draws, and for each point the attack that was chosen.
+
+    >>> chosen_on = {"A": torch.tensor([[True], [False]]), "B": torch.tensor([[False], [True]])}
+    >>> reported_on = {"A": torch.tensor([[True], [True]]), "B": torch.tensor([[True], [False]])}
+    >>> worst_case(chosen_on, reported_on)
+    (tensor([[ True],
+            [False]]), ['A', 'B'])
+    """
+    names = list(chosen_on)
+    if not names or set(names) != set(reported_on):
+        raise InputError(
+            f"both must name the same attacks; saw {names} to choose from and "
+            f"{list(reported_on)} to report."
+        )
+    for fooled in (*chosen_on.values(), *reported_on.values()):
+        RobustAccuracy(fooled)
+    _check_points(chosen_on)
+    _check_points({"chosen_on": chosen_on[names[0]], **reported_on})
+    if len({reported_on[name].shape[1] for name in names}) > 1:
+        seen = {name: reported_on[name].shape[1] for name in names}
+        raise InputError(f"the attacks must be reported with equally many repeats; saw {seen}.")
+    strength = torch.stack([_shrunk(chosen_on[name]) for name in names])
+    # Shares are rounded, hence the slack; of equals the first named, which argmax does not promise.
+    best = (strength >= strength.amax(0) - 1e-9).int().argmax(0)
+    answers = torch.stack([reported_on[name] for name in names])
+    return answers[best, torch.arange(len(best))], [names[row] for row in best.tolist()]
+
+
+def _shrunk(fooled: Tensor) -> Tensor:
+    """Each point's share of wrong answers, drawn towards the mean over all points.
+
+    By the part of the shares' variance that is explained by luck: their binomial variance.
+    """
+    shares = fooled.double().mean(1)
+    if fooled.shape[1] == 1 or len(fooled) == 1:
+        return shares
+    spread = float(shares.var())
+    luck = float((shares * (1 - shares)).mean()) / (fooled.shape[1] - 1)
+    keep = 1.0 if spread == 0 else max(0.0, 1 - luck / spread)
+    return shares.mean() + keep * (shares - shares.mean())
+
+
+def _check_points(fooled: Mapping[str, Tensor]) -> None:
+    points = {name: len(matrix) for name, matrix in fooled.items()}
+    if len(set(points.values())) > 1:
+        raise InputError(f"the attacks must be on the same points; saw {points} points.")

@@ -1,0 +1,74 @@
+"""A claim, and the rule by which intervals decide it."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mixup_inference.metrics.accuracy import Estimate
+
+Verdict = Literal["holds", "does not hold", "undecided"]
+
+TRAINED = {"mixup": "a mixup-trained model", "iat": "interpolated AT"}
+
+#: Less accuracy than this is not worth speaking of: neither gained, nor lost.
+MARGIN = 0.03
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One of the paper's claims, and what this run says about it."""
+
+    claim: str
+    source: str
+    verdict: Verdict
+    evidence: str
+
+
+def verdict_of(gains: Iterable[Estimate], *, worth: float = 0.0) -> Verdict:
+    """Whether all of these are gains, by their 95% intervals.
+
+    It holds if all are surely positive. It does not if one is surely negative, or may be nothing
+    and is surely less than what is ``worth`` speaking of.
+
+    >>> verdict_of([(0.1, 0.05, 0.15)]), verdict_of([(0.1, -0.05, 0.25)])
+    ('holds', 'undecided')
+    >>> verdict_of([(0.1, 0.05, 0.15), (0.0, -0.01, 0.01)], worth=0.03)
+    'does not hold'
+    """
+    given = list(gains)
+    if given and all(low > 0 for _, low, _ in given):
+        return "holds"
+    if any(low <= 0 and high < worth for _, low, high in given):
+        return "does not hold"
+    return "undecided"
+
+
+def objective_of(results: dict[str, Any], model: str) -> str | None:
+    """What a model of a run was trained with, if that is known."""
+    if training := (results.get("trainings") or {}).get(model):
+        return str(training["objective"])
+    spec = results["spec"]
+    entry = spec.get("models", {}).get(model, {})
+    if "weights" in entry:
+        return None
+    objective: str | None = entry.get("objective") or spec.get("training", {}).get("objective")
+    return objective
+
+
+def differing_in(results: dict[str, Any], setting: str) -> list[dict[str, Any]]:
+    """Models whose trainings differ in one setting and in nothing else, with its value.
+
+    >>> short, long = ({"objective": "mixup", "epochs": n} for n in (10, 40))
+    >>> differing_in({"trainings": {"a": short, "b": long}}, "epochs")
+    [{'a': 10, 'b': 40}]
+    """
+    alike: dict[str, dict[str, Any]] = defaultdict(dict)
+    for model, training in (results.get("trainings") or {}).items():
+        if training and setting in training:
+            rest = {key: value for key, value in training.items() if key != setting}
+            alike[json.dumps(rest, sort_keys=True)][model] = training[setting]
+    return [found for found in alike.values() if len(set(found.values())) > 1]

@@ -1,0 +1,160 @@
+"""The state of a training in its folder: written now and then, and put back when it goes on."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from mixup_inference.errors import InputError
+from mixup_inference.models import fill_weights, read_checkpoint, save_checkpoint
+from mixup_inference.utils.distributed import Ranks
+from mixup_inference.utils.io import fingerprint
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+LAST, BEST = "last.safetensors", "best.safetensors"
+
+_MOMENTUM = "momentum."
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one epoch came to. Accuracy is on what was trained on: mixed, attacked, augmented."""
+
+    epoch: int
+    loss: float
+    accuracy: float
+    seconds: float
+    validation_accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """How far an epoch is: batches done, what they add to its loss and accuracy, their time.
+
+    ``folded`` says whether the inner attack climbs a folded copy, which is decided once an epoch.
+    """
+
+    batches: int = 0
+    loss: float = 0.0
+    accuracy: float = 0.0
+    seconds: float = 0.0
+    folded: bool | None = None
+
+
+class Keeper:
+    """Writes the state of a training to its folder, if it has one, and reads it again.
+
+    Args:
+        folder: None keeps nothing.
+        fabric: says who writes; its precision may have a state of its own.
+        model: what is trained.
+        optimizer: of the model; its momentum is part of the state.
+        identity: what determines the training; a state of another one is refused.
+        every: seconds between two writes within an epoch.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path | None,
+        *,
+        fabric: Fabric,
+        model: nn.Module,
+        optimizer: torch.optim.SGD,
+        identity: dict[str, Any],
+        every: float,
+    ) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self.fabric = fabric
+        self.model = model
+        self.optimizer = optimizer
+        self.identity = identity
+        self.every = every
+        self._kept_at = time.monotonic()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the state of an unfinished epoch is to be written now."""
+        return self._writes and time.monotonic() - self._kept_at >= self.every
+
+    @property
+    def _writes(self) -> bool:
+        return self.folder is not None and self.fabric.is_global_zero
+
+    def keep(self, history: list[Epoch], under_way: UnderWay | None = None) -> None:
+        """Write the state after the last epoch of the history, or during the one after it."""
+        if not self._writes:
+            return
+        assert self.folder is not None
+        header = {
+            **self.identity,
+            "epochs_done": len(history),
+            "history": [asdict(epoch) for epoch in history],
+            "under_way": None if under_way is None else asdict(under_way),
+            "precision": self.fabric.strategy.precision.state_dict(),
+        }
+        scores = [e.validation_accuracy for e in history if e.validation_accuracy is not None]
+        if under_way is None and scores and scores[-1] > max(scores[:-1], default=-1.0):
+            save_checkpoint(self.folder / BEST, self.model, **header)
+        save_checkpoint(self.folder / LAST, self.model, extra=self._momentum(), **header)
+        self._kept_at = time.monotonic()
+
+    def put_back(self) -> tuple[list[Epoch], UnderWay]:
+        """Put back the state that an earlier call left in the folder, if there is one."""
+        if self.folder is None:
+            return [], UnderWay()
+        path = self.folder / LAST
+        tensors, header = Ranks.of(self.fabric).first(lambda: self._read(path))
+        if not header:
+            return [], UnderWay()
+        fill_weights(self.model, tensors, path)
+        for name, parameter in self.model.named_parameters():
+            if _MOMENTUM + name in tensors:  # laid out as the parameter is
+                buffer = torch.empty_like(parameter).copy_(tensors[_MOMENTUM + name])
+                self.optimizer.state[parameter]["momentum_buffer"] = buffer
+        if header.get("precision"):
+            self.fabric.strategy.precision.load_state_dict(header["precision"])
+        under_way = UnderWay(**(header.get("under_way") or {}))
+        return [Epoch(**epoch) for epoch in header["history"]], under_way
+
+    def _read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The state of an earlier call of the same training; nothing if there is none."""
+        if not path.exists():
+            return {}, {}
+        tensors, header = read_checkpoint(path)
+        theirs = {name: header.get(name) for name in self.identity}
+        if fingerprint(theirs) != fingerprint(self.identity):
+            raise InputError(
+                f"{path} belongs to another training ({_difference(theirs, self.identity)}). "
+                "Give another folder, or delete this one."
+            )
+        return tensors, header
+
+    def _momentum(self) -> dict[str, Tensor]:
+        state = self.optimizer.state
+        return {
+            _MOMENTUM + name: state[parameter]["momentum_buffer"]
+            for name, parameter in self.model.named_parameters()
+            if state[parameter].get("momentum_buffer") is not None
+        }
+
+
+def _difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
+    """In words, where two identities differ."""
+    for name, words in (
+        ("data", "data"),
+        ("validation", "validation data"),
+        ("weights", "network"),
+    ):
+        if theirs[name] != ours[name]:
+            return f"other {words}"
+    old, new = theirs["recipe"] or {}, ours["recipe"]
+    names = [n for n in new if fingerprint(old.get(n)) != fingerprint(new[n])]
+    return ", ".join(f"{n} {old.get(n)} instead of {new[n]}" for n in names)

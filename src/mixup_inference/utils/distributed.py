@@ -1,0 +1,147 @@
+"""Several processes that share one evaluation, and come to the answer of a single one.
+
+Batches are dealt out as a single process would make them, so F sees the same ones however many
+processes there are; draws belong to a point anyway. What comes back is put together in the order of
+the points, and every process has all of it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mixup_inference.errors import InputError
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+from pathlib import Path
+
+import torch
+
+P = TypeVar("P")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that share the work; by default there is no other.
+
+    >>> Ranks().share(["a", "b"], str.upper)
+    ['A', 'B']
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise InputError(f"rank {self.rank} does not exist among {self.size} processes.")
+
+    @classmethod
+    def of(cls, fabric: Fabric | None) -> Ranks:
+        """The processes that a launched Fabric connects; without one, this process alone."""
+        return cls() if fabric is None else cls(fabric.global_rank, fabric.world_size)
+
+    @classmethod
+    def from_environment(cls) -> Ranks:
+        """The processes that ``torchrun`` started, connected to each other; else this one alone."""
+        from torch import distributed  # noqa: PLC0415
+
+        if not distributed.is_available():
+            return cls()
+        if not distributed.is_initialized():
+            if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+                return cls()
+            distributed.init_process_group("gloo")
+            atexit.register(distributed.destroy_process_group)  # its threads outlive Python else
+        return cls(distributed.get_rank(), distributed.get_world_size())
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes and speaks."""
+        return self.rank == 0
+
+    def share(self, parts: Sequence[P], work: Callable[[P], T]) -> list[T]:
+        """What the work gives for each part, in order; each process does every ``size``-th part.
+
+        With several processes, tensors come back on the CPU: each may have a GPU of its own.
+        """
+        mine = [work(part) for part in parts[self.rank :: self.size]]
+        everyone = [mine] if self.size == 1 else self._all([_on_cpu(one) for one in mine])
+        return [everyone[n % self.size][n // self.size] for n in range(len(parts))]
+
+    def total(self, number: int) -> int:
+        """The sum over all processes."""
+        return sum(self._all(number))
+
+    def first(self, compute: Callable[[], T]) -> T:
+        """What the first process computes, for all of them; the others wait."""
+        if self.size == 1:
+            return compute()
+        from torch import distributed  # noqa: PLC0415
+
+        box: list[Any] = [None, None]
+        if self.is_first:
+            try:
+                box[0] = compute()
+            except Exception as error:  # the others must not wait for ever
+                box[1] = error
+        distributed.broadcast_object_list(box, src=0)
+        if box[1] is not None:
+            raise box[1]
+        out: T = box[0]
+        return out
+
+    def _all(self, value: T) -> list[T]:
+        """The values of all processes."""
+        if self.size == 1:
+            return [value]
+        from torch import distributed  # noqa: PLC0415
+
+        out: list[Any] = [None] * self.size
+        distributed.all_gather_object(out, value)
+        return out
+
+
+def _on_cpu(value: Any) -> Any:
+    """A tensor, or tuples and lists of them, in main memory."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_on_cpu, value))
+    if isinstance(value, tuple | list):
+        return type(value)(map(_on_cpu, value))
+    return value.cpu() if hasattr(value, "cpu") else value
+
+
+ALONE = Ranks()
+
+
+def check_device(device: str) -> str:
+    """A device that is there; "auto" is the first of cuda, mps, cpu that is."""
+    there = ["cpu"]
+    if torch.backends.mps.is_available():
+        there.insert(0, "mps")
+    if torch.cuda.is_available():
+        there.insert(0, "cuda")
+    if device == "auto":
+        return there[0]
+    if device not in there:
+        raise InputError(f"there is no device {device!r} here; available: {', '.join(there)}.")
+    return device
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder that can be written to, or say why not."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink(missing_ok=True)  # other processes may look at the same time
+    except OSError as error:
+        raise InputError(
+            f"cannot write to the output folder {folder}: {error.strerror}. "
+            "Choose another with --output."
+        ) from None

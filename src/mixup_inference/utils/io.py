@@ -1,0 +1,316 @@
+"""Files that are either whole or absent, and fingerprints of what made them."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mixup_inference.errors import DiskFullError, InputError
+
+#: The disk is full, the user's share of it is, or files may not become so large.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+#: What a process that was killed leaves of ``replacing``.
+TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path``, moved onto it when the block ends without an error.
+
+    DiskFullError, if there is no room for it.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        yield temporary
+        with temporary.open("r+b") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise _no_room(path, temporary, error) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _no_room(path: Path, temporary: Path | None, error: OSError) -> DiskFullError:
+    written = temporary.stat().st_size if temporary is not None and temporary.exists() else 0
+    there = next(folder for folder in path.absolute().parents if folder.exists())
+    free = shutil.disk_usage(there).free
+    return DiskFullError(
+        f"no room for {path}: {error.strerror} after {written:,} bytes of it; {free:,} bytes "
+        f"are free in {there}. The file was not kept, what was finished before it is. Make room, "
+        "then give the same command again."
+    )
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def seal(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON document as whoever reads it has it, with a checksum over everything in it.
+
+    >>> broken_seal(seal({"a": 1})), broken_seal(seal({"a": 1}) | {"a": 2})
+    (None, 'was changed after it was written: its checksum does not match')
+    """
+    plain: dict[str, Any] = json.loads(json.dumps(document, allow_nan=False))
+    plain.pop("checksum", None)
+    return {**plain, "checksum": fingerprint(plain)}
+
+
+def broken_seal(document: Any) -> str | None:
+    """What is wrong with a document that should be sealed; None if it is as it was written."""
+    if not isinstance(document, dict) or "checksum" not in document:
+        return "carries no checksum"
+    rest = {name: value for name, value in document.items() if name != "checksum"}
+    try:
+        whole = fingerprint(rest) == document["checksum"]
+    except ValueError:  # NaN, which nothing of ours writes
+        whole = False
+    return None if whole else "was changed after it was written: its checksum does not match"
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """A JSON file that holds a sealed document; InputError if it is not as it was written."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} is damaged ({error}).") from None
+    problem = broken_seal(document)
+    if problem is not None:
+        raise InputError(f"{path} {problem}.")
+    whole: dict[str, Any] = document
+    return whole
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """Write tensors and a JSON header as one safetensors file, atomically.
+
+    The header gets a hash of the tensors, and is sealed.
+    """
+    from safetensors import SafetensorError  # noqa: PLC0415 (keeps the import of the package light)
+    from safetensors.torch import save_file  # noqa: PLC0415
+
+    # Cloned, because safetensors refuses tensors that share memory (tied weights).
+    plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    whole = seal({**header, "hash": _hash_named(plain)})
+    with replacing(path) as temporary:
+        try:
+            save_file(plain, temporary, metadata={"json": json.dumps(whole)})
+        except SafetensorError as error:  # the system's error is only in its words
+            code = re.search(r"(?:code: |os error )(\d+)", str(error))
+            if code is None:
+                raise
+            raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with ~ written out; a user that does not exist is an error for people."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{str(path)!r} is not a usable path: {error}") from None
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a regular file; a path that cannot exist (too long, a NUL) has none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder, likewise."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def read_text(path: Path, *, what: str, most: int) -> str:
+    """The text of a regular file of at most so many bytes."""
+    try:
+        if not is_file(path) and path.exists():  # a pipe would be waited for
+            raise OSError("it is not a regular file")
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+        if len(content) > most:
+            raise OSError(f"it has more than {most:,} bytes")
+        return content.decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {what} {path}: {error}.") from None
+
+
+def parse_toml(text: str, source: str) -> dict[str, Any]:
+    """A TOML document; whatever is wrong with it is one error."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise InputError(f"{source} is nested too deeply.") from None
+    except ValueError as error:  # also of a number with thousands of digits
+        raise InputError(f"{source} is not valid TOML: {error}.") from None
+
+
+def parse_json(text: str | bytes, source: str) -> Any:
+    """A JSON document; whatever is wrong with it is one error."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise InputError(f"{source} is nested too deeply.") from None
+    except ValueError as error:
+        raise InputError(f"{source} is not valid JSON: {error}.") from None
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Any]:
+    """The tensors of any safetensors file, and our JSON header (None in other people's files).
+
+    No pickle is involved, so nothing in it can run. Tensors that do not match the hash in our
+    header are refused, and so is a header that was changed.
+    """
+    with _opened(path) as file:
+        header = _header(file)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if isinstance(header, dict):
+        if header.get("hash") != _hash_named(tensors):
+            raise InputError(f"{path} is damaged: its tensors do not match the hash in its header.")
+        if "checksum" in header and broken_seal(header) is not None:  # 0.1.0 wrote none
+            raise InputError(f"{path} is damaged: its header does not match its checksum.")
+    return tensors, header
+
+
+def read_header(path: Path) -> Any:
+    """Our JSON header of a safetensors file, unchecked and without reading the tensors."""
+    with _opened(path) as file:
+        return _header(file)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    from safetensors import safe_open  # noqa: PLC0415
+
+    if not is_file(path):
+        raise InputError(f"there is no file {path}.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except Exception as error:  # a damaged file can fail in any way it likes
+        raise InputError(
+            f"{path} is not a readable safetensors file ({error}). It may be truncated or of "
+            "another format; convert it with safetensors.torch.save_file, or make it anew."
+        ) from None
+
+
+def _header(file: Any) -> Any:
+    return json.loads((file.metadata() or {}).get("json", "null"))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what ``write_tensors`` wrote."""
+    tensors, header = read_safetensors(path)
+    if not isinstance(header, dict):
+        raise InputError(
+            f"{path} was not written by mixup-inference: it carries no header of ours. "
+            "Build the model and use load_weights(model, path)."
+        )
+    return tensors, header
+
+
+def fingerprint(value: Any) -> str:
+    """A short hash of a JSON-able value; equal values, equal hashes, whatever the key order."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _hash_named(tensors: Mapping[str, Tensor]) -> str:
+    names = sorted(tensors)
+    return fingerprint([names, hash_tensors(*(tensors[name] for name in names))])
+
+
+def hash_tensors(*tensors: Tensor) -> str:
+    """A short hash of the tensors' types, shapes and contents."""
+    digest = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+        digest.update(raw.numpy().tobytes())  # as uint8, because NumPy has no bfloat16
+    return digest.hexdigest()
+
+
+SUMS = "SHA256SUMS"
+
+_SEAL = "# of the lines above: "
+
+
+def add_sums(folder: Path, paths: Iterable[Path]) -> None:
+    """Note the checksums of files in a folder, beside those that were noted before."""
+    known = read_sums(folder)
+    known |= {path.relative_to(folder).as_posix(): sha256_of(path) for path in paths}
+    lines = [f"{known[name]}  {name}\n" for name in sorted(known) if (folder / name).exists()]
+    write_text(folder / SUMS, "".join([*lines, _seal_of("".join(lines))]))
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """The checksums by file; lines that make no sense are left out."""
+    pairs = [line.split("  ", 1) for line in _text(folder).splitlines() if line[:1] != "#"]
+    return {pair[1]: pair[0] for pair in pairs if len(pair) == 2}
+
+
+def are_whole(folder: Path) -> bool:
+    """Whether the list of checksums is as it was written, or not there at all."""
+    lines, found, seal = _text(folder).rpartition(_SEAL)
+    return not (folder / SUMS).exists() or (bool(found) and found + seal == _seal_of(lines))
+
+
+def _text(folder: Path) -> str:
+    try:
+        with (folder / SUMS).open(encoding="utf-8", errors="replace", newline="") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _seal_of(lines: str) -> str:
+    return f"{_SEAL}{hashlib.sha256(lines.encode()).hexdigest()}\n"
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
