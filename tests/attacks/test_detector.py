@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,6 @@ from torch import nn
 from torch.nn import functional
 
 from mixup_inference import InputError, Pool, pgd
-from mixup_inference.attacks import detector as module
 from mixup_inference.attacks import eot_pgd, freeze, judge, random_targets
 from mixup_inference.attacks.detector_aware import METHODS, detector_aware, without_conflict
 from mixup_inference.attacks.threat_model import Ball, length
@@ -23,6 +23,9 @@ X = torch.rand(9, 1, 6, 6)
 Y = torch.arange(9) % 3
 POOL = Pool(torch.rand(12, 1, 6, 6), torch.arange(12) % 3)
 SMALL = {"eps": 0.2, "steps": 4, "draws": 3}
+
+
+module = importlib.import_module("mixup_inference.attacks.detector_aware")
 
 
 def tiny(threshold=0.05, **settings):

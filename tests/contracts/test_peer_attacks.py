@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mixup_inference import InputError, Pool, make_defense
-from mixup_inference.attacks import eot_pgd, judge, peers
+from mixup_inference.attacks import eot_pgd, external, judge
 from mixup_inference.attacks.external import check_peer, peer_attack, peer_names
 from mixup_inference.errors import MixupInferenceWarning
 from mixup_inference.models.call import count_passes
@@ -215,13 +215,13 @@ def test_leaving_the_ball_is_noticed(monkeypatch):
         out[0, 0, 0, 0] = torch.nan
         return out
 
-    monkeypatch.setitem(peers.RUNNERS, "foolbox", astray)
+    monkeypatch.setitem(external.RUNNERS, "foolbox", astray)
     with pytest.warns(MixupInferenceWarning, match=r"LinfPGD left the linf ball by 0\.[0-9]+"):
         result = peer_attack(MODEL, X, Y, eps=0.1)
     expected = (X + 0.1).clamp(max=1)
     expected[0, 0, 0, 0] = X[0, 0, 0, 0]
     torch.testing.assert_close(result.examples, expected)
-    monkeypatch.setitem(peers.RUNNERS, "foolbox", lambda job: job.x[:, :, 1:])
+    monkeypatch.setitem(external.RUNNERS, "foolbox", lambda job: job.x[:, :, 1:])
     with pytest.raises(InputError, match=r"gave shape \(6, 1, 5, 6\), not \(6, 1, 6, 6\)"):
         peer_attack(MODEL, X, Y)
 

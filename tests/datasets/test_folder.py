@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image, ImageFile, ImageOps, PngImagePlugin
 
-from mixup_inference.datasets import image_file, splits
+from mixup_inference.datasets import base, image_file
 from mixup_inference.datasets.image_folder import load_folder
 from mixup_inference.errors import InputError, MixupInferenceWarning
 
@@ -463,19 +463,19 @@ def test_too_much_for_the_memory(tmp_path, monkeypatch):
     two_classes(tmp_path)
     with pytest.raises(InputError, match=r"2 images of 20000000x20000000 .* need 800,000\.0 GB"):
         load_folder(tmp_path, size=20_000_000)
-    monkeypatch.setattr(splits, "_memory", lambda: 2 * 16 - 1)
+    monkeypatch.setattr(base, "_memory", lambda: 2 * 16 - 1)
     with pytest.raises(InputError, match="Give a smaller size"):
         load_folder(tmp_path)
-    monkeypatch.setattr(splits, "_memory", lambda: 2 * 16)
+    monkeypatch.setattr(base, "_memory", lambda: 2 * 16)
     assert len(load_folder(tmp_path).train) == 2
 
 
 def test_memory_is_unlimited_where_the_system_does_not_say(monkeypatch):
-    assert 1e8 < splits._memory() < 1e14
+    assert 1e8 < base._memory() < 1e14
     monkeypatch.setattr(os, "sysconf", lambda name: -1)
-    assert splits._memory() == float("inf")
+    assert base._memory() == float("inf")
     monkeypatch.delattr(os, "sysconf")
-    assert splits._memory() == float("inf")
+    assert base._memory() == float("inf")
 
 
 def test_progress_is_told_of_every_file(tmp_path):

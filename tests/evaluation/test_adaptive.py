@@ -12,7 +12,8 @@ from mixup_inference.datasets import Shape
 from mixup_inference.errors import InputError
 from mixup_inference.evaluation import check_attack, worst_case
 from mixup_inference.experiments import Experiment, Listener, check_spec, parse_spec, plan
-from mixup_inference.experiments.adaptive import Bench, adaptive, adaptive_rows
+from mixup_inference.experiments.adaptive import adaptive
+from mixup_inference.experiments.adaptive_attacks import Bench, adaptive_rows
 from mixup_inference.experiments.adaptive_extras import gallery
 from mixup_inference.experiments.spec import smoke
 from mixup_inference.models import save_pretrained

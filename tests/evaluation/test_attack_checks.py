@@ -8,7 +8,7 @@ from torch import nn
 
 from mixup_inference import GaussianNoise, InputError, MixupInference, pgd
 from mixup_inference.attacks import Ball, Victim, eot_pgd, judge
-from mixup_inference.evaluation import planted
+from mixup_inference.evaluation import binarization_test
 from mixup_inference.evaluation.attack_checks import (
     Check,
     at_least_as_strong,
@@ -250,7 +250,7 @@ def test_what_drowns_in_noise_is_not_decided(trained, some):
      (20, 10, 20, None), (17, 20, 20, False)],
 )  # fmt: skip
 def test_verdict(found, by_chance, count, passed):
-    check = planted._verdict(found, by_chance, count, 25)
+    check = binarization_test._verdict(found, by_chance, count, 25)
     assert check.passed is passed
     assert f"it finds {found} of {count} planted examples" in check.detail
 

@@ -7,8 +7,7 @@ import torch
 
 from mixup_inference.datasets import Dataset, load_dataset
 from mixup_inference.errors import InputError
-from mixup_inference.evaluation import material
-from mixup_inference.experiments import Experiment, parse_spec
+from mixup_inference.experiments import Experiment, data, parse_spec
 from mixup_inference.experiments.spec import (
     in_precision,
     on_points,
@@ -49,7 +48,7 @@ def from_pool(part):
 def with_a_test_part(monkeypatch):
     whole = load_dataset("digits").train
     parted = Dataset(whole.take(torch.arange(1000)), whole.take(torch.arange(1000, len(whole))))
-    monkeypatch.setattr(material, "load_dataset", lambda *_, **__: parted)
+    monkeypatch.setattr(data, "load_dataset", lambda *_, **__: parted)
     return parted
 
 

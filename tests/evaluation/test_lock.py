@@ -13,7 +13,7 @@ import filelock
 import pytest
 
 from mixup_inference.errors import InputError
-from mixup_inference.experiments import lock
+from mixup_inference.experiments import run_directory
 from mixup_inference.experiments.run_directory import HOLDER, LOCK, holder_of, working_in
 
 HOLD = """
@@ -71,7 +71,7 @@ def test_it_is_given_back_after_an_error_and_not_taken_twice(tmp_path):
 
 
 def test_a_holder_that_has_not_said_who_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "PATIENCE", 0.05)
+    monkeypatch.setattr(run_directory, "PATIENCE", 0.05)
     held = filelock.FileLock(tmp_path / LOCK)
     for words in (None, "", "{}", "[]", '{"pid": 1}'):
         if words is not None:

@@ -1,239 +1,34 @@
-"""One attack on one row: run, judged by fresh draws, stored."""
+"""Adaptive attacks: every attack on every row, judged by fresh draws (Section 4.4).
+
+Each attack's examples are stored with two sets of verdicts from draws that no attack has seen: by
+one set the worst attack is chosen for each point, by the other every number is reported.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mixup_inference.attacks import eot_pgd, get_attack, judge, library_version, run_attack
-from mixup_inference.datasets import LabelledImages
-from mixup_inference.draws import derive_seed
+from mixup_inference.attacks import eot_pgd, get_attack
 from mixup_inference.evaluation.attack_checks import check_attack
+from mixup_inference.experiments.adaptive_attacks import (
+    KNOWS_THE_SEED,
+    Bench,
+    Record,
+    adaptive_rows,
+    is_mixup,
+)
 from mixup_inference.experiments.adaptive_extras import detector, gallery, samples
 from mixup_inference.experiments.experiment import Experiment
-from mixup_inference.experiments.spec import AdaptiveSpec, KnowingSpec, RowSpec
+from mixup_inference.experiments.spec import RowSpec
 from mixup_inference.metrics.robust_accuracy import RobustAccuracy, paired_difference, worst_case
 from mixup_inference.utils.io import hash_tensors
-
-#: Attackers who know more than the defence's code: they do not count for the worst case.
-KNOWS_THE_SEED = "frozen"
-
-
-@dataclass(frozen=True)
-class Record:
-    """One attack on one row, as it is stored."""
-
-    attack: KnowingSpec
-    examples: Tensor
-    fooled: Tensor
-    choosing: Tensor
-    facts: dict[str, Any]
-
-    @property
-    def group(self) -> str:
-        """Its threat model."""
-        return get_attack(self.attack.attack).group
-
-    def entry(self) -> dict[str, Any]:
-        """As results.json has it."""
-        return {
-            "title": self.attack.name,
-            "attack": self.attack.attack,
-            "group": self.group,
-            "settings": self.attack.settings,
-            "robust": RobustAccuracy(self.fooled).entry(),
-            **self.facts,
-        }
-
-
-def adaptive_rows(rows: tuple[RowSpec, ...], wanted: tuple[str, ...]) -> list[RowSpec]:
-    """The rows that are attacked, each model's undefended one before its defended ones."""
-    chosen = [row for row in rows if not wanted or row.title in wanted]
-    out = []
-    for model in dict.fromkeys(row.model for row in chosen):
-        bare = [row for row in rows if row.model == model and row.defense == "none"]
-        base = bare[0] if bare else RowSpec(title=f"{model} (no defence)", model=model)
-        out += [base, *(row for row in chosen if row.model == model and row.defense != "none")]
-    return out
-
-
-def is_mixup(row: RowSpec) -> bool:
-    """Whether a row's defence is mixup inference as the paper attacks it."""
-    return row.defense in ("mi-ol", "mi-pl")
-
-
-def sample_attacks(adaptive: AdaptiveSpec, norm: str) -> list[tuple[str, int, KnowingSpec]]:
-    """The points of Figure 4: the curve, the number of adaptive samples, the attack."""
-    curves = {
-        "official": ("official-adaptive", "samples"),
-        "paper": ("paper-adaptive", "samples"),
-        "eot": ("eot-pgd", "draws"),
-    }
-    if norm != "linf":
-        del curves["official"]
-    return [
-        (
-            curve,
-            count,
-            KnowingSpec.model_validate(
-                {
-                    "attack": attack,
-                    "title": f"{curve} with {count} samples",
-                    "steps": adaptive.figure_steps,
-                    key: count,
-                }
-            ),
-        )
-        for curve, (attack, key) in curves.items()
-        for count in adaptive.samples
-    ]
-
-
-class Bench:
-    """An experiment's points, budget and store, for attacks that know the defence."""
-
-    def __init__(self, experiment: Experiment, spec: AdaptiveSpec) -> None:
-        self.experiment = experiment
-        self.spec = spec
-        attack = experiment.spec.attack
-        assert attack is not None
-        self.eps, self.norm, self.precision = attack.eps, attack.norm, attack.precision
-        self.seed = derive_seed(experiment.spec.seed, "adaptive attack")
-        test = experiment.points["test"]
-        self.points = test.take(torch.arange(min(spec.points, len(test))))
-
-    def record(
-        self, row: RowSpec, attack: KnowingSpec, *, points: LabelledImages | None = None
-    ) -> Record:
-        """One attack on one row, from the folder if it is there.
-
-        On other points than the bench's it is no candidate for the worst case, so there is
-        nothing to choose by: ``choosing`` is ``fooled``.
-        """
-        experiment = self.experiment
-        candidate = points is None and attack.attack != KNOWS_THE_SEED
-        points = self.points if points is None else points
-        names = experiment.spec.surrogates(attack, row.model)
-        identity = self.identity(row, len(points)) | {
-            "attack": attack.attack,
-            "attack settings": attack.settings,
-            "surrogates": [experiment.model_identity(name) for name in names],
-            "candidate": candidate,
-            "library": library_version(attack.attack),
-        }
-
-        def compute() -> tuple[dict[str, Tensor], dict[str, Any]]:
-            defense = experiment.defense(row)
-            brought = {"surrogates": [experiment.model(name) for name in names]} if names else {}
-            result = run_attack(
-                attack.attack,
-                defense,
-                self.clean(points),
-                points.labels,
-                settings=attack.settings,
-                **brought,
-                **self.options(points),
-            )
-            choosing = result.fooled
-            if candidate:
-                choosing = self.verdicts(defense, result.examples, points, stream="choose")
-            facts = {
-                "loss": float(result.loss.mean()),
-                "linf": float(result.linf.max()),
-                "l2": float(result.l2.mean()),
-                "forward": result.forward / len(points),
-                "backward": result.backward / len(points),
-                "trace": [round(value, 5) for value in result.trace.tolist()],
-            }
-            tensors = {
-                "examples": result.examples.cpu(),
-                "fooled": result.fooled.to(torch.uint8),
-                "choosing": choosing.to(torch.uint8),
-            }
-            return tensors, facts | ({"surrogates": names} if names else {})
-
-        what = f"{attack.name} on {row.title}"
-        file = f"{row.model}-{row.defense}-{attack.attack.replace(':', '-')}"
-        tensors, facts = experiment.tensors(file, what, identity, compute)
-        return Record(
-            attack,
-            tensors["examples"],
-            tensors["fooled"].bool(),
-            tensors["choosing"].bool(),
-            facts,
-        )
-
-    def identity(self, row: RowSpec, count: int) -> dict[str, Any]:
-        """What determines an attack on a row, but for the attack."""
-        experiment = self.experiment
-        return {
-            "model": experiment.model_identity(row.model),
-            "defense": row.defense,
-            "settings": row.settings,
-            "draws": experiment.spec.draws,
-            "seed": [experiment.spec.seed, self.seed],
-            "points": experiment.points_hash("test"),
-            "count": count,
-            "eps": self.eps,
-            "norm": self.norm,
-            "repeats": self.spec.repeats,
-            "batch_size": experiment.batch_size,
-            **({} if self.precision == "32-true" else {"precision": self.precision}),
-            **experiment.defense_identity,
-        }
-
-    def options(self, points: LabelledImages) -> dict[str, Any]:
-        """The options that all attacks share."""
-        return {
-            "eps": self.eps,
-            "norm": self.norm,
-            "repeats": self.spec.repeats,
-            "seed": self.seed,
-            "index": points.index,
-            "batch_size": self.experiment.batch_size,
-            "precision": self.precision,
-            "ranks": self.experiment.ranks,
-            "progress": self.experiment.progress,
-        }
-
-    def clean(self, points: LabelledImages) -> Tensor:
-        """The points' images, where the model is."""
-        return points.pixels.to(self.experiment.device)
-
-    def verdicts(
-        self, defense: nn.Module, x: Tensor, points: LabelledImages, *, stream: str
-    ) -> Tensor:
-        """Whether images fool a defence, in each of the repeats."""
-        return judge(
-            defense,
-            x,
-            points.labels,
-            repeats=self.spec.repeats,
-            index=points.index,
-            stream=stream,
-            batch_size=self.experiment.batch_size,
-            ranks=self.experiment.ranks,
-            progress=self.experiment.progress,
-        )
-
-    def judge(self, row: RowSpec, points: LabelledImages, x: Tensor) -> dict[str, Any]:
-        """The accuracy of a row on images."""
-        fooled = self.verdicts(self.experiment.defense(row), x, points, stream="judge")
-        return RobustAccuracy(fooled).entry()
-
-    def part(
-        self, what: str, row: RowSpec, more: dict[str, Any], compute: Callable[[], Any]
-    ) -> Any:
-        """A part of the results of a row, from the folder if it is there."""
-        identity = {"what": what} | self.identity(row, len(self.points)) | more
-        return self.experiment.part("adaptive", f"{what} of {row.title}", identity, compute)
-
 
 #: What the checks vary, or hand on by itself.
 EFFORT = ("steps", "draws", "loss")

@@ -11,7 +11,12 @@ from torch import Tensor, nn
 from mixup_inference.attacks import eot_pgd, run_attack
 from mixup_inference.detection import MixupDetector
 from mixup_inference.evaluation.detection import FALSE_POSITIVES, share
-from mixup_inference.experiments.adaptive import Bench, adaptive_rows, is_mixup, sample_attacks
+from mixup_inference.experiments.adaptive_attacks import (
+    Bench,
+    adaptive_rows,
+    is_mixup,
+    sample_attacks,
+)
 from mixup_inference.experiments.gallery import png, top
 from mixup_inference.experiments.spec import KnowingSpec, RowSpec
 from mixup_inference.metrics.robust_accuracy import RobustAccuracy

@@ -24,7 +24,7 @@ from mixup_inference.datasets import Shape
 from mixup_inference.defenses import make_defense
 from mixup_inference.errors import InputError
 from mixup_inference.evaluation.grid_search import grid_of
-from mixup_inference.experiments.adaptive import (
+from mixup_inference.experiments.adaptive_attacks import (
     KNOWS_THE_SEED,
     adaptive_rows,
     is_mixup,
