@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mixup_inference.errors import InputError
-from mixup_inference.experiments.cache import Artefact, artefacts_in, leftovers
+from mixup_inference.experiments.cache import CacheFile, cache_files, leftovers
 from mixup_inference.experiments.results import versions
 from mixup_inference.utils.io import SUMS, are_whole, read_sealed, read_sums, sha256_of, write_json
 
@@ -45,9 +45,9 @@ class Run:
             return None
 
     @cached_property
-    def artefacts(self) -> list[Artefact]:
+    def artefacts(self) -> list[CacheFile]:
         """The parts that are there."""
-        return artefacts_in(self.folder)
+        return cache_files(self.folder)
 
     @cached_property
     def referred(self) -> dict[str, str | None] | None:
@@ -69,7 +69,7 @@ class Run:
         """A path as results.json and SHA256SUMS have it."""
         return path.relative_to(self.folder).as_posix()
 
-    def is_used(self, artefact: Artefact) -> bool | None:
+    def is_used(self, artefact: CacheFile) -> bool | None:
         """Whether results.json was made from a part; None if that is not known."""
         return None if self.referred is None else self.name_of(artefact.path) in self.referred
 
@@ -146,7 +146,7 @@ def find_run(name: str, output: Path) -> Run:
 
 
 def _is_run(folder: Path) -> bool:
-    return folder.is_dir() and ((folder / RESULTS).is_file() or bool(artefacts_in(folder)))
+    return folder.is_dir() and ((folder / RESULTS).is_file() or bool(cache_files(folder)))
 
 
 LOCK, HOLDER = ".lock", ".holder.json"

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from mixup_inference.attacks import check_peer, get_attack
 from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.evaluation.callback import Column
 from mixup_inference.experiments.spec.attacks import AdaptiveSpec, KnowingSpec
 from mixup_inference.experiments.spec.data import DataSpec, ModelSpec, NetworkSpec, TrainingSpec
 from mixup_inference.experiments.spec.fields import Count, Name, Table, Title
@@ -83,6 +84,12 @@ class Spec(Table):
                 raise unknown_name("model in adaptive:", name, self.models)
         if adaptive.detectors and self.data.calibration < 20:
             raise InputError("detectors need at least 20 calibration points in [data].")
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns of the table, in order."""
+        modes, steps = ((), ()) if self.attack is None else (self.attack.modes, self.attack.steps)
+        return [Column("clean"), *(Column(mode, count) for mode in modes for count in steps)]
 
     @property
     def used_models(self) -> list[str]:
