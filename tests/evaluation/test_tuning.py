@@ -101,8 +101,8 @@ def test_tuning_reports_on_points_it_did_not_choose_on(tmp_path):
     robust = max(t.robust for t in tuned.trials)
     assert next(t for t in tuned.trials if t.settings == tuned.settings).robust == robust
     again = Experiment(parse_spec(SPEC), tmp_path)
-    again._train = None  # nothing is computed twice, least of all the model
-    again._models["mixup"] = experiment.model("mixup")
+    again.models._train = None  # nothing is computed twice, least of all the model
+    again.models._models["mixup"] = experiment.models["mixup"]
     assert tune(again, "mixup", "mi-ol", loss=1.0) == tuned
     with pytest.raises(InputError, match="did you mean 'mi-ol'"):
         tune(experiment, "mixup", "mi-oll")

@@ -32,7 +32,7 @@ from rich.text import Text
 from mixup_inference.datasets import shape_of
 from mixup_inference.experiments import Callback, Experiment, measure_speeds, plan
 from mixup_inference.experiments.cache import leftovers
-from mixup_inference.experiments.run_directory import Run, working_in
+from mixup_inference.experiments.run_directory import Run, lock_run
 from mixup_inference.experiments.spec import in_precision, with_attack_precision, with_engine
 from mixup_inference.reporting import ConsoleCallback, write_report, write_results
 from mixup_inference.utils.progress import SILENT, RichProgress
@@ -110,11 +110,7 @@ def _as_asked(spec: Spec, common: Common) -> Spec:
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Hold a run's folder, and tidy up after a command that was killed in it."""
-    with working_in(folder, this_command()) as before:
-        if before is not None:
-            logging.getLogger(__name__).info(
-                "%s ended before its time; going on from what it kept.", before
-            )
+    with lock_run(folder):
         for path in leftovers(folder):
             path.unlink(missing_ok=True)
         yield

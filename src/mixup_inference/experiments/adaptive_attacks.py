@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mixup_inference.attacks import get_attack, judge, library_version, run_attack
 from mixup_inference.datasets import LabelledImages
 from mixup_inference.draws import derive_seed
+from mixup_inference.experiments.cache import TensorFile
 from mixup_inference.experiments.code_hash import code_hash
 from mixup_inference.experiments.spec import AdaptiveSpec, KnowingSpec, RowSpec
 from mixup_inference.metrics.robust_accuracy import RobustAccuracy
@@ -28,9 +29,9 @@ class Record:
     """One attack on one row, as it is stored."""
 
     attack: KnowingSpec
+    file: TensorFile
     fooled: Tensor
     choosing: Tensor
-    facts: dict[str, Any]
 
     @property
     def group(self) -> str:
@@ -45,7 +46,7 @@ class Record:
             "group": self.group,
             "settings": self.attack.settings,
             "robust": RobustAccuracy(self.fooled).entry(),
-            **self.facts,
+            **self.file.facts,
         }
 
 
@@ -159,7 +160,7 @@ class Bench:
         what = f"{attack.name} on {row.title}"
         file = f"{row.model}-{row.defense}-{attack.attack.replace(':', '-')}"
         found = experiment.cached_tensors(file, what, identity, compute)
-        return Record(attack, found["fooled"].bool(), found["choosing"].bool(), found.facts)
+        return Record(attack, found, found["fooled"].bool(), found["choosing"].bool())
 
     def identity(self, row: RowSpec, count: int) -> dict[str, Any]:
         """What determines an attack on a row, but for the attack."""
