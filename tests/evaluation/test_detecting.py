@@ -31,7 +31,7 @@ def test_the_answers_do_not_depend_on_the_batch_size(trained, pool, measured):
     sets, answers, _ = measured
     again = answer(trained, pool, sets, lams=(0.5,), draws=4, seed=1, batch_size=13)
     for name in sets:
-        for kind in ("MI-PL", "MI-OL"):
+        for kind in ("mi-pl", "mi-ol"):
             torch.testing.assert_close(again.after[kind, 0.5][name], answers.after[kind, 0.5][name])
 
 
@@ -88,7 +88,7 @@ def test_combined_at_its_ends_and_in_between(trained, pool, parts, measured):
     table = measure_combined(answers, labels, ["untargeted"], lam=0.5)
     for name in ("clean", "untargeted"):
         bare = int((answers.before[name].argmax(1) == labels).sum())
-        other = int((answers.after["MI-OL", 0.5][name].argmax(1) == labels).sum())
+        other = int((answers.after["mi-ol", 0.5][name].argmax(1) == labels).sum())
         assert table[-1]["threshold"] == 1.0
         assert table[-1][name]["correct"] == bare  # nothing exceeds a gap of one
         all_flagged = [row for row in table if row[f"{name} flagged"]["accuracy"] == 1]

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from mixup_inference import InputError, MixupInference, evaluate, get_preset, pgd
-from mixup_inference.defenses import write_preset
+from mixup_inference.defenses import DEFENSES, write_preset
 from mixup_inference.evaluation import Accuracy
-from mixup_inference.evaluation.grid_search import GRIDS, Trial, choose, pareto, try_settings
+from mixup_inference.evaluation.grid_search import Trial, choose, grid_of, pareto, try_settings
 from mixup_inference.experiments import Experiment, parse_spec, tune
 
 SPEC = """
@@ -84,18 +84,16 @@ def test_trials_are_what_evaluate_says(trained, pool, parts):
 
 
 def test_every_grid_fits_images_of_any_size(trained, pool):
-    from mixup_inference import make_defense
-
     x = torch.rand(1, 1, 8, 8)
-    for defense, grid in GRIDS.items():
-        for settings in grid:
-            make_defense(defense, trained, pool, **settings, draws=1)(x)
+    for entry in DEFENSES.values():
+        for settings in entry.grid:
+            entry.build(trained, pool, **settings, draws=1)(x)
 
 
 def test_tuning_reports_on_points_it_did_not_choose_on(tmp_path):
     experiment = Experiment(parse_spec(SPEC), tmp_path)
     tuned = tune(experiment, "mixup", "mi-ol", loss=1.0)
-    assert len(tuned.trials) == len(GRIDS["mi-ol"])
+    assert len(tuned.trials) == len(grid_of("mi-ol"))
     assert tuned.trials[0].clean.total == 50
     assert tuned.reported[0][0].total == 60
     robust = max(t.robust for t in tuned.trials)
