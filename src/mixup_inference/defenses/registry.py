@@ -40,6 +40,7 @@ class DefenseEntry:
         title: in tables and figures; by default the factory's attribute ``title``, or the name.
         grid: the settings that tuning tries, from gentle to strong; by default the factory's
             attribute ``grid``.
+        costliest: settings under which it makes the most forward passes, to estimate its cost.
     """
 
     name: str
@@ -49,6 +50,7 @@ class DefenseEntry:
     group: Group = "user"
     title: str = ""
     grid: Sequence[Mapping[str, Any]] = ()
+    costliest: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not callable(self.factory) or not inspect.signature(self.factory).parameters:
@@ -80,7 +82,10 @@ class DefenseEntry:
         return isinstance(self.factory, type) and issubclass(self.factory, kind)
 
     def build(self, model: nn.Module, pool: Pool | None = None, **settings: Any) -> nn.Module:
-        """Wrap a model; options that all defences of ours take are dropped if this one does not."""
+        """Wrap a model in the defence.
+
+        Settings are checked; those of ``Options`` are dropped where the factory does not take them.
+        """
         known = self.settings
         for name in settings.keys() - known - Options.__optional_keys__:
             raise unknown_name(f"setting of {self.name}", name, known)
@@ -138,7 +143,8 @@ DEFENSES.add(_baseline("resize-pad", ResizePad, title="Xie et al.", grid=_SIZES)
 DEFENSES.add(_baseline("crop-resize", CropResize, title="Guo et al.", grid=_SIZES))
 DEFENSES.add(_mixup("mi-ol", MixupInference, {"labels": "other"}, title="MI-OL", grid=_RATIOS))
 DEFENSES.add(_mixup("mi-pl", MixupInference, {"labels": "predicted"}, title="MI-PL", grid=_RATIOS))
-DEFENSES.add(_mixup("mi-combined", CombinedInference, title="MI-Combined", grid=_PAIRS))
+_combined = partial(_mixup, costliest={"threshold": -1.0})  # everything is detected
+DEFENSES.add(_combined("mi-combined", CombinedInference, title="MI-Combined", grid=_PAIRS))
 
 
 def settings_of(kind: str) -> set[str]:
