@@ -12,7 +12,7 @@ from mixup_inference import InputError, Pool, pgd
 from mixup_inference.attacks import eot_pgd, freeze, judge, random_targets
 from mixup_inference.attacks.detector_aware import METHODS, detector_aware, without_conflict
 from mixup_inference.attacks.threat_model import Ball, length
-from mixup_inference.defenses import CombinedInference, MixupInference
+from mixup_inference.defenses import CombinedInference, Defense, MixupInference
 from mixup_inference.detection import MixupDetector
 from mixup_inference.models.call import logits_of
 
@@ -203,13 +203,14 @@ def test_each_point_is_attacked_on_its_own(make):
 @pytest.mark.parametrize("make", [tiny, lambda: CombinedInference(MODEL, POOL, draws=7)])
 def test_draws_are_fresh_and_never_those_of_the_judge(monkeypatch, make):
     seen = []
-    blocks = MixupInference._blocks
+    stream = Defense._stream
 
-    def spy(self, x, look, stream, *rest):
-        seen.append((id(self), *stream))
-        return blocks(self, x, look, stream, *rest)
+    def spy(self, *args):
+        name, index = stream(self, *args)
+        seen.append((id(self), *name))
+        return name, index
 
-    monkeypatch.setattr(MixupInference, "_blocks", spy)
+    monkeypatch.setattr(Defense, "_stream", spy)
     detector_aware(make(), X, Y, repeats=2, **SMALL)
     attacks = ["attack" in name for *_, name in seen]
     judged = attacks.index(False)

@@ -16,7 +16,8 @@ from mixup_inference.attacks.query import Victim
 from mixup_inference.attacks.success import judge
 from mixup_inference.attacks.threat_model import climb, gradient_of, per_sample
 from mixup_inference.defenses.combined import CombinedInference
-from mixup_inference.defenses.mixup import Convention, MixupInference, gap
+from mixup_inference.defenses.gap import Convention, gap
+from mixup_inference.defenses.mixup import MixupInference
 from mixup_inference.detection import MixupDetector
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.validation import check_int, check_labels, check_number
@@ -103,28 +104,28 @@ class _Gate:
 
     threshold: float
     convention: Convention
-    frozen: int | None = None  # how many draws, if they are always the same
 
     def look(
         self, batch: Batch, image: Tensor, draws: int, *stream: str | int
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities of F, shape (points, 1, classes), and the gap over the draws."""
-        name, index = ("index", repr(("attack", batch.seed, *stream))), batch.index
-        if self.frozen is not None:  # those of MI-Combined
-            name, index, draws = ("detect", "frozen"), torch.zeros_like(index), self.frozen
         attacked = batch.victim.module
         inference = attacked.detector if isinstance(attacked, CombinedInference) else attacked
         assert isinstance(inference, MixupInference)
+        if isinstance(attacked, CombinedInference) and not attacked.fresh:
+            numbers, _ = attacked.part_numbers(image)  # those that decide its answer
+        else:
+            name = repr(("attack", batch.seed, *stream))
+            numbers = inference.numbers(image, batch.index, name, draws=draws)
         before = inference.base_log_probs(image)
         check_labels(batch.y, count=len(image), classes=before.shape[1])
-        after = inference.average(image, before.detach().argmax(1), name, index, draws)
+        after = inference.average(image, before.detach().argmax(1), numbers)
         return before[:, None], gap(before, after, self.convention)
 
 
 def _gate(detector: MixupDetector | CombinedInference) -> _Gate:
     if isinstance(detector, CombinedInference):
-        frozen = None if detector.fresh else detector.draws
-        return _Gate(detector.threshold, detector.convention, frozen)
+        return _Gate(detector.threshold, detector.convention)
     if not isinstance(detector, MixupDetector):
         raise InputError(
             "detector_aware attacks a MixupDetector or a CombinedInference; saw "

@@ -16,6 +16,7 @@ from mixup_inference.defenses import MixupInference
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.models.call import logits_of
+from mixup_inference.pool import mix
 from mixup_inference.validation import check_int
 
 
@@ -136,7 +137,7 @@ def _official(
 ) -> Found:
     shape = batch.x.shape
     partner, lam = _partners(defense, batch, samples)
-    mixed = (lam * batch.x[:, None] + (1 - lam) * partner).flatten(0, 1)
+    mixed = mix(batch.x[:, None], partner, lam).flatten(0, 1)
     if batch.target is None:
         label = logits_of(defense.model, mixed).argmax(1)
     else:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from mixup_inference.attacks.query import Precision, accelerate
 from mixup_inference.attacks.threat_model import Ball, Norm, climb, gradient_of
-from mixup_inference.defenses import StochasticModule, within_memory
+from mixup_inference.defenses import Defense, within_memory
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.models.call import batch_for, logits_of
@@ -134,7 +134,7 @@ def pgd(
     model = accelerate(model, x, images=at[-1] * len(x), precision=precision)
     start_key = make_key(check_int(seed, what="seed", least=0), "pgd start")
     check_int(batch_size, what="batch_size", least=1)
-    if not isinstance(model, StochasticModule):
+    if not isinstance(model, Defense):
         batch_size = min(batch_size, batch_for(x, model))
     parts = torch.arange(len(x), device=x.device).split(batch_size)
     with progress.task("PGD", total=len(parts) * at[-1]) as task:

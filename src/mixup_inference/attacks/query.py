@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.defenses import StochasticModule, mean_prediction
+from mixup_inference.defenses import Defense, mean_prediction
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import unknown_name
 from mixup_inference.models.call import (
@@ -53,7 +53,7 @@ class Victim:
     def __init__(self, module: nn.Module, x: Tensor, *, seed: int = 0) -> None:
         self.module = check_model(module)
         self.seed = seed
-        if isinstance(module, StochasticModule):
+        if isinstance(module, Defense):
             module.prepare()  # not a cost of the attack
         self.kind = _kind(module, x[:4])
         self.passes = Passes()
@@ -76,7 +76,7 @@ class Victim:
         defences, the point's index; not on the batch (for other modules, on the whole batch).
         """
         if self.kind == "ours":
-            assert isinstance(self.module, StochasticModule)
+            assert isinstance(self.module, Defense)
             name = repr(("attack", self.seed, *stream))
             with eval_mode(self.module):
                 return self.module.draw(x, draws, index=index, stream=name)
@@ -138,7 +138,7 @@ class Frozen(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Log-probabilities, shape (batch, classes)."""
-        inside = [m for m in self.module.modules() if isinstance(m, StochasticModule) and m.fresh]
+        inside = [m for m in self.module.modules() if isinstance(m, Defense) and m.fresh]
         for defense in inside:
             defense.fresh = False
         try:
@@ -154,7 +154,7 @@ class Frozen(nn.Module):
 
 def freeze(module: nn.Module, *, seed: int = 0) -> nn.Module:
     """The module without its randomness: what an attacker who knows the seed is up against."""
-    if isinstance(module, StochasticModule):
+    if isinstance(module, Defense):
         return module.frozen()
     return Frozen(module, seed)
 
@@ -177,7 +177,7 @@ def seeded(seed: int, module: nn.Module, x: Tensor) -> Iterator[None]:
     That is the global generators of torch, NumPy and Python, and the calls that defences of ours
     inside of it count.
     """
-    inside = [part for part in module.modules() if isinstance(part, StochasticModule)]
+    inside = [part for part in module.modules() if isinstance(part, Defense)]
     calls = [part.calls for part in inside]
     try:
         with torch.random.fork_rng([x.device] if x.is_cuda else []), other_generators_kept():
@@ -200,7 +200,7 @@ def is_random(module: nn.Module, x: Tensor) -> bool:
 def base_of(module: nn.Module) -> nn.Module:
     """F: the model inside the first defence of ours in a module, or the module itself."""
     for part in module.modules():
-        if isinstance(part, StochasticModule):
+        if isinstance(part, Defense):
             return part.model
     return module
 
@@ -217,7 +217,7 @@ def _kind(module: nn.Module, x: Tensor) -> Kind:
     A module that draws from a global generator is random, also when its answers happen to be the
     same; one that does not may still have a generator of its own.
     """
-    if isinstance(module, StochasticModule):
+    if isinstance(module, Defense):
         return "ours" if module.fresh else "frozen"
 
     with torch.no_grad(), seeded(0, module, x):
@@ -255,7 +255,7 @@ def accelerate(
     """
     if precision not in (known := get_args(Precision)):
         raise unknown_name("precision", precision, known)
-    defense = model if isinstance(model, StochasticModule) else None
+    defense = model if isinstance(model, Defense) else None
     base = check_model(model) if defense is None else defense.model
     images *= 1 if defense is None else defense.draws
     if not pays(base, images=images) or is_random(base, x):

@@ -18,7 +18,12 @@ from mixup_inference.attacks.external import LIBRARIES, check_peer, peer_attack
 from mixup_inference.attacks.paper import official_adaptive, paper_adaptive
 from mixup_inference.attacks.square import square_eot
 from mixup_inference.attacks.transfer import transfer
-from mixup_inference.defenses import CombinedInference, MixupInference
+from mixup_inference.defenses import (
+    DEFENSES,
+    CombinedInference,
+    DefenseEntry,
+    MixupInference,
+)
 from mixup_inference.errors import unknown_name
 from mixup_inference.pool import Pool
 from mixup_inference.validation import check_int
@@ -45,19 +50,19 @@ class Sketch(nn.Module):
 class Attack:
     """A kind of attack: what runs it, how it is called in tables, what it applies to.
 
-    ``defenses`` are the kinds of defence that it makes sense for; all, if None. ``group`` puts
+    ``defenses`` says which defences it makes sense for; all, if None. ``group`` puts
     attacks of one threat model together.
     """
 
     run: Callable[..., Attacked]
     label: str
     group: str
-    defenses: frozenset[str] | None = None
+    defenses: Callable[[DefenseEntry], bool] | None = None
     signature: Callable[..., Attacked] | None = None
 
     def applies_to(self, defense: str) -> bool:
         """Whether it makes sense for a kind of defence."""
-        return self.defenses is None or defense in self.defenses
+        return self.defenses is None or self.defenses(DEFENSES[defense])
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -70,23 +75,30 @@ class Attack:
         }
 
 
-_MIXUP = frozenset({"mi-ol", "mi-pl"})
-_RANDOM = _MIXUP | {"mi-combined", "gaussian", "rotation", "resize-pad", "crop-resize"}
+def _mixup(defense: DefenseEntry) -> bool:
+    return defense.makes(MixupInference)
+
+
+def _combined(defense: DefenseEntry) -> bool:
+    return defense.makes(CombinedInference)
+
+
+def _random(defense: DefenseEntry) -> bool:
+    return defense.random
+
 
 ATTACKS: Mapping[str, Attack] = {
     "oblivious": Attack(transfer, "oblivious PGD-{steps}", "oblivious"),
     "transfer": Attack(transfer, "transfer PGD-{steps}", "transfer"),
     "official-adaptive": Attack(
-        official_adaptive, "published adaptive PGD-{steps}", "official", _MIXUP
+        official_adaptive, "published adaptive PGD-{steps}", "official", _mixup
     ),
-    "paper-adaptive": Attack(paper_adaptive, "paper's adaptive PGD-{steps}", "paper", _MIXUP),
+    "paper-adaptive": Attack(paper_adaptive, "paper's adaptive PGD-{steps}", "paper", _mixup),
     "eot-pgd": Attack(eot_pgd, "EOT-PGD-{steps}", "eot"),
     "apgd": Attack(apgd_eot, "APGD-{loss}-{steps}", "eot"),
-    "detector-aware": Attack(
-        detector_aware, "detector-aware PGD-{steps}", "detector", frozenset({"mi-combined"})
-    ),
+    "detector-aware": Attack(detector_aware, "detector-aware PGD-{steps}", "detector", _combined),
     "square": Attack(square_eot, "Square-{queries}", "black-box"),
-    "frozen": Attack(frozen, "frozen PGD-{steps}", "frozen", _RANDOM, eot_pgd),
+    "frozen": Attack(frozen, "frozen PGD-{steps}", "frozen", _random, eot_pgd),
 }
 _PEER = Attack(peer_attack, "{attack}", "peer")
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mixup_inference.attacks.query import Victim, seeded
-from mixup_inference.defenses import StochasticModule
+from mixup_inference.defenses import Defense
 from mixup_inference.detection import MixupDetector
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import InputError
@@ -68,7 +68,7 @@ def judge(
 
 
 def _labels(defense: nn.Module, x: Tensor, index: Tensor, stream: str) -> Tensor:
-    if isinstance(defense, StochasticModule):
+    if isinstance(defense, Defense):
         out: Tensor = (
             defense(x, index=index, stream=stream) if defense.fresh else logits_of(defense, x)
         )

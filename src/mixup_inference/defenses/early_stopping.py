@@ -11,10 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from mixup_inference.defenses.base import Defense, Options, within_memory
+from mixup_inference.defenses.control_variate import log_of
+from mixup_inference.defenses.gap import Convention, gap
+from mixup_inference.draws import Draws
+from mixup_inference.errors import unknown_name
+from mixup_inference.validation import check_number
+
+if TYPE_CHECKING:
+    from mixup_inference.defenses.mixup import MixupInference
 
 Stop = Literal["exact", "confident"]
 
@@ -28,8 +38,140 @@ STAKES = (0.03, 0.06, 0.12, 0.25, 0.4, 0.6, 0.8, 0.95)
 _KEPT = 1 << 25
 
 
+class EarlyStopping(Defense):
+    """A defence that need not make all draws where only the label is asked for."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        stop: Stop | None = None,
+        error: float = 0.05,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(model, **options)
+        if stop not in (None, "exact", "confident"):
+            raise unknown_name("stop", stop, ["exact", "confident"])
+        self.stop: Stop | None = stop
+        self.error = check_number(error, what="error", least=1e-12, most=0.5)
+
+    def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
+        """The log of the prediction, shape (batch, classes)."""
+        if self.stops_early(x):
+            return self.decide(x, index=index, stream=stream)[0]
+        return super().forward(x, index=index, stream=stream)
+
+    def stops_early(self, x: Tensor) -> bool:
+        """Whether a call may stop early: not where gradients are asked for."""
+        return self.stop is not None and not (x.requires_grad and torch.is_grad_enabled())
+
+    def decide(
+        self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """The log of the prediction, and how many draws each input had."""
+        raise NotImplementedError
+
+
+def until_label(
+    mi: MixupInference, x: Tensor, y_hat: Tensor, numbers: Draws, stop: Stop | None
+) -> tuple[Tensor, Tensor]:
+    """Log F_MI of the draws that decide the label, all if ``stop`` is None; how many they were."""
+    if stop is None:
+        return mi.average(x, y_hat, numbers), torch.full_like(y_hat, len(numbers.k))
+    mi.prepare()
+    mean, used = _until(mi, x, y_hat, numbers, WhichLabel(_bound(mi)), stop)
+    return log_of(mean), used
+
+
+def until_side(
+    mi: MixupInference,
+    x: Tensor,
+    before: Tensor,
+    numbers: Draws,
+    stop: Stop | None,
+    *,
+    threshold: float,
+    convention: Convention,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Whether the gap to ``before``, log F(x), exceeds the threshold.
+
+    Returns:
+        That for each input; log F_MI of the draws that decide it, all if ``stop`` is None; and how
+        many they were.
+    """
+    y_hat = before.detach().argmax(1)
+    if stop is None:
+        after = mi.average(x, y_hat, numbers)
+        found = gap(before.detach(), after.detach(), convention) > threshold
+        return found, after, torch.full_like(y_hat, len(numbers.k))
+    mi.prepare()
+    level, beyond = before.exp().amax(1) - threshold, _beyond(mi)
+    question: Question = WhichSide(level, y_hat, beyond)
+    if convention == "official":  # where MI-PL's own label may be the answer
+        question = Both(WhichSide(level, None, beyond), WhichLabel(_bound(mi)))
+    mean, used = _until(mi, x, y_hat, numbers, question, stop)
+    after = log_of(mean)
+    decided = after if stop == "exact" else mean.clamp(min=0).log()
+    return gap(before, decided, convention) > threshold, after, used
+
+
+def _until(
+    mi: MixupInference, x: Tensor, y_hat: Tensor, numbers: Draws, question: Question, stop: Stop
+) -> tuple[Tensor, Tensor]:
+    """F_MI of the draws that the question takes, and how many they were.
+
+    With "exact" the draws that are missing are taken to be like those that were made.
+    """
+    exact, control, draws = stop == "exact", mi.predictions, len(numbers.k)
+    known = x.new_zeros(len(x), mi.pool.classes)
+    if exact and control is not None:
+        known = draws * control.by_chance(y_hat, *mi.partners(y_hat, numbers))
+
+    def predict(rows: Tensor, k: Tensor) -> Tensor:
+        some = numbers.at(rows, k[:, None])
+        p = mi._block(x[rows], y_hat[rows], some)[:, 0].exp()
+        if exact or control is None:
+            return p
+        return p - control.by_chance(y_hat[rows], *mi.partners(y_hat[rows], some))
+
+    def decided(rows: Tensor, seen: Tensor, used: Tensor) -> Tensor:
+        if exact:
+            return question.settled(rows, seen.sum(1) - known[rows], used, draws)
+        return question.certain(rows, seen, used, mi.error)
+
+    def draw_on() -> tuple[Tensor, Tensor]:
+        return until_decided(
+            predict,
+            decided,
+            samples=len(x),
+            classes=mi.pool.classes,
+            draws=draws,
+            unit=3 if exact else mi.p_s.round if mi.sampling == "stratified" else 5,
+            chunk=mi._chunk_size(x),
+            like=x,
+        )
+
+    sums, used = within_memory(mi, x, draw_on)
+    mean = sums / used[:, None]
+    if exact:
+        mean = mean - known / draws
+    return mean.to(x.dtype), used
+
+
+def _beyond(mi: MixupInference) -> float:
+    """How far below 0 or above 1 the control variate can take a draw: 1 - lam at most."""
+    if mi.predictions is None:
+        return 0.0
+    return 1 - float(mi.lam if isinstance(mi.lam, float) else mi.lam.quantile(torch.zeros(1)))
+
+
+def _bound(mi: MixupInference) -> float:
+    """No draw lowers the difference of two classes' predictions below minus this."""
+    return 1.0 if mi.predictions is None else 1 + _beyond(mi) * (1 + mi.predictions.spread())
+
+
 def until_decided(
-    look: Callable[[Tensor, Tensor], Tensor],
+    predict: Callable[[Tensor, Tensor], Tensor],
     decided: Callable[[Tensor, Tensor, Tensor], Tensor],
     *,
     samples: int,
@@ -42,14 +184,15 @@ def until_decided(
     """Draw for each sample until its answer is decided or all draws are made.
 
     Args:
-        look: the predictions of draws, (count, classes), for vectors of samples and draw numbers.
+        predict: the predictions of some draws, (count, classes), for vectors of samples' and draws'
+            numbers.
         decided: whether the answer is decided, for the samples' numbers, the predictions so far
             (samples, draws, classes), zero where not drawn yet, and how many were drawn.
         samples: how many.
         classes: how many.
         draws: the most for each sample.
         unit: how many are made between two decisions.
-        chunk: how many images ``look`` is asked for at once.
+        chunk: how many images ``predict`` is asked for at once.
         like: a tensor of the same type and on the same device as the predictions.
 
     Returns:
@@ -65,7 +208,7 @@ def until_decided(
     while len(rows):
         k = used[rows, None] + step
         line, column = torch.nonzero(k < draws, as_tuple=True)
-        seen[line, k[line, column]] = look(rows[line], k[line, column]).to(seen)
+        seen[line, k[line, column]] = predict(rows[line], k[line, column]).to(seen)
         used[rows] = (used[rows] + unit).clamp(max=draws)
         stop = (used[rows] == draws) | decided(rows, seen[:, : int(used[rows].max())], used[rows])
         sums[rows[stop]] = seen[stop].sum(1)

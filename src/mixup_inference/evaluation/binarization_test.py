@@ -28,7 +28,7 @@ from mixup_inference.attacks import (
     judge,
     pgd,
 )
-from mixup_inference.defenses import StochasticModule, mean_prediction
+from mixup_inference.defenses import Defense, mean_prediction
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError
 from mixup_inference.validation import check_images, check_index, check_int, check_labels
@@ -78,7 +78,7 @@ class Question(NamedTuple):
         return Question(self.weight[rows], self.bias[rows])
 
 
-class Binarised(StochasticModule):
+class Binarised(Defense):
     """A defence that answers each point's own question instead of naming a class; 1 is yes.
 
     Which question is asked follows from a point's ``index``, so every call needs it. An answer is

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from mixup_inference.datasets import LabelledImages
 from mixup_inference.defenses import MixupInference, images_at_once
-from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.evaluation.callback import Column
 from mixup_inference.evaluation.detection import (
@@ -35,6 +34,7 @@ from mixup_inference.experiments.gallery import png, top
 from mixup_inference.experiments.spec import RowSpec
 from mixup_inference.metrics.accuracy import Accuracy, cell_entry
 from mixup_inference.models.call import logits_of
+from mixup_inference.pool import mix
 from mixup_inference.theory import analyze, linearity
 
 if TYPE_CHECKING:
@@ -237,12 +237,10 @@ def _gallery(experiment: Experiment, name: str, steps: int) -> Any:
         before, after = inference.log_probs(attacked.to(device), index=index, stream="gallery")
         plain = logits_of(model, clean.to(device)).log_softmax(1)
         # The first of the draws that the answer above is the mean of.
-        draws = Draws(make_key(inference.seed, "index", "gallery"), index, torch.arange(1))
-        _, numbers = inference.partners(before.argmax(1).cpu(), draws)
-        partner = experiment.data.pool.pixels(
-            numbers[:, 0].to(experiment.data.pool.images.device)
-        ).cpu()
-        mixed = lam * attacked + (1 - lam) * partner
+        draws = inference.numbers(before, index, "gallery", draws=1)
+        _, numbers = inference.partners(before.argmax(1), draws)
+        partner = experiment.data.pool.pixels(numbers[:, 0]).cpu()
+        mixed = mix(attacked, partner, lam)
         seen = logits_of(model, mixed.to(device)).log_softmax(1)
     names = test.class_names
     entries = []

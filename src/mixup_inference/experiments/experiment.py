@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mixup_inference.attacks import pgd
-from mixup_inference.defenses import make_defense, settings_of
-from mixup_inference.defenses.registry import _KINDS
+from mixup_inference.defenses import DEFENSES, make_defense
 from mixup_inference.draws import derive_seed
 from mixup_inference.evaluation.callback import Callback, Column
 from mixup_inference.evaluation.evaluate import answers
@@ -311,7 +310,7 @@ class Experiment:
         """What determines a defence apart from its model: its code, its pool, its engine."""
         identity: dict[str, Any] = {"defense": name, "settings": settings}
         if name != "none":
-            identity["defense code"] = code_hash(_factory(name))
+            identity["defense code"] = code_hash(DEFENSES[name].factory)
         return identity | self.inference_identity
 
     @cached_property
@@ -329,16 +328,11 @@ class Experiment:
         if row.title not in self._defenses:
             spec = self.spec
             common = {"draws": spec.draws, "seed": spec.seed, "engine": spec.engine}
-            known = settings_of(row.defense)
-            settings = {key: value for key, value in common.items() if key in known} | row.settings
+            settings = common | row.settings
             model = self.models[row.model]
             made = make_defense(row.defense, model, self.data.pool, **settings)
             self._defenses[row.title] = made.to(self.device)
         return self._defenses[row.title]
-
-
-def _factory(name: str) -> Any:
-    return _KINDS[name][0]
 
 
 class Blank(nn.Module):
