@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mixup_inference.attacks import get_attack, judge, library_version, run_attack
 from mixup_inference.datasets import LabelledImages
+from mixup_inference.defenses import DEFENSES, MixupInference
 from mixup_inference.draws import derive_seed
 from mixup_inference.experiments.cache import TensorFile
 from mixup_inference.experiments.code_hash import code_hash
@@ -63,7 +64,7 @@ def adaptive_rows(rows: tuple[RowSpec, ...], wanted: tuple[str, ...]) -> list[Ro
 
 def is_mixup(row: RowSpec) -> bool:
     """Whether a row's defence is mixup inference as the paper attacks it."""
-    return row.defense in ("mi-ol", "mi-pl")
+    return DEFENSES[row.defense].makes(MixupInference)
 
 
 def sample_attacks(adaptive: AdaptiveSpec, norm: str) -> list[tuple[str, int, KnowingSpec]]:

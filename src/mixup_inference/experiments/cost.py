@@ -21,7 +21,7 @@ from mixup_inference.attacks import Precision, run_attack
 from mixup_inference.attacks.query import accelerate
 from mixup_inference.attacks.registry import Sketch
 from mixup_inference.datasets import Shape
-from mixup_inference.defenses import make_defense
+from mixup_inference.defenses import DEFENSES, make_defense
 from mixup_inference.errors import InputError
 from mixup_inference.evaluation.grid_search import grid_of
 from mixup_inference.experiments.adaptive_attacks import (
@@ -164,11 +164,7 @@ def defense_passes(row: RowSpec, draws: int, shape: Shape) -> int:
     blank = Blank(shape.classes)
     image = torch.full((1, shape.channels, *shape.size), 0.5)
     pool = Pool(image.expand(shape.classes, -1, -1, -1), torch.arange(shape.classes))
-    settings: dict[str, Any] = dict(row.settings)
-    if row.defense == "mi-combined":
-        settings["threshold"] = -1.0  # everything is suspicious
-    if row.defense != "none":
-        settings["draws"] = draws
+    settings = {**row.settings, **DEFENSES[row.defense].costliest, "draws": draws}
     defense = make_defense(row.defense, blank, pool, **settings)
     with torch.no_grad(), count_passes(blank) as passes:
         defense(image)
@@ -235,8 +231,7 @@ def attack_passes(
     model = Sketch(shape.classes)
     image = torch.full((1, shape.channels, *shape.size), 0.5)
     pool = Pool(image.expand(shape.classes, -1, -1, -1), torch.arange(shape.classes))
-    options: dict[str, Any] = {} if row.defense == "none" else {"draws": spec.draws}
-    defense = make_defense(row.defense, model, pool, **row.settings, **options)
+    defense = make_defense(row.defense, model, pool, **row.settings, draws=spec.draws)
     brought = {"surrogates": [Sketch(shape.classes) for _ in range(surrogates)]}
     found = run_attack(
         attack.attack,
