@@ -125,7 +125,7 @@ class Bench:
             "surrogates": [experiment.models.identity(name) for name in names],
             "candidate": candidate,
             "library": library_version(attack.attack),
-            "code": code_hash(get_attack(attack.attack).run, judge),
+            "code": code_hash(get_attack(attack.attack).function, judge),
         }
 
         def compute() -> tuple[dict[str, Tensor], dict[str, Any]]:
