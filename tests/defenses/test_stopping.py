@@ -20,7 +20,8 @@ from mixup_inference import (
     evaluate,
     pgd,
 )
-from mixup_inference.defenses.early_stopping import WhichLabel, WhichSide, _bound, until_decided
+from mixup_inference.defenses.early_stopping import _bound, until_decided
+from mixup_inference.defenses.stopping_rules import WhichLabel, WhichSide
 
 torch.manual_seed(0)
 L = 4

@@ -131,7 +131,6 @@ class Defense(nn.Module):
         x: Tensor,
         index: Tensor | None = None,
         stream: str | int = 0,
-        *,
         draws: int | None = None,
     ) -> Draws:
         """The random numbers of a call with these arguments; without ``index``, of a new call."""
@@ -218,7 +217,7 @@ class Defense(nn.Module):
     def _stream(
         self, x: Tensor, index: Tensor | None, stream: str | int
     ) -> tuple[tuple[str | int, ...], Tensor]:
-        """Which stream and which sample positions a call draws from."""
+        """The name of a call's stream, and the sample positions in it."""
         if index is not None:
             return ("index", stream), check_index(index, count=x.shape[0], device=x.device)
         if not self.fresh:
@@ -274,19 +273,15 @@ class Defense(nn.Module):
             parts = x.split(batch_for(x, self.model))
             logits = torch.cat([logits_of(self.model, part) for part in parts])
         else:
-            logits = self._run_engine(x)
+            run = engine_for(self.engine, self.model, x)
+            with timed(Stage.FORWARD, images=len(x)):
+                logits = run(x)
+            for hook in self.model._forward_hooks.values():  # those that count passes, for instance
+                hook(self.model, (x,), logits)
         if not self._seen_logits:
             refuse_probabilities(logits)
             self._seen_logits = True
         return torch.log_softmax(logits, dim=1)
-
-    def _run_engine(self, x: Tensor) -> Tensor:
-        run = engine_for(self.engine, self.model, x)
-        with timed(Stage.FORWARD, images=len(x)):
-            logits = run(x)
-        for hook in self.model._forward_hooks.values():  # those that count passes, for instance
-            hook(self.model, (x,), logits)
-        return logits
 
     def _chunk_size(self, x: Tensor) -> int:
         """How many images go through F at once."""

@@ -36,6 +36,9 @@ class CombinedInference(EarlyStopping):
             is; ``error`` is the probability that "confident" is wrong, of each of the two.
     """
 
+    detector: MixupInference  # MI-PL
+    defender: MixupInference  # MI-OL
+
     def __init__(
         self,
         model: nn.Module,
@@ -57,76 +60,48 @@ class CombinedInference(EarlyStopping):
         self.threshold = check_number(threshold, what="threshold", least=-1, most=1)
         self.lam_detect, self.lam_defend = detector.lam, defender.lam
         self.pool = pool
-        # In a tuple, so that torch sees the model and the pool once, not three times.
-        self._parts = detector, defender
-
-    @property
-    def detector(self) -> MixupInference:
-        """MI-PL."""
-        return self._parts[0]
-
-    @property
-    def defender(self) -> MixupInference:
-        """MI-OL."""
-        return self._parts[1]
+        # Not as submodules, so that torch sees the model and the pool once, not three times.
+        self.__dict__.update(detector=detector, defender=defender)
 
     def with_model(self, model: nn.Module) -> Self:
         """The same defence around another copy of the same model, such as a faster one."""
         twin = self._around(model)
-        twin._parts = (self._parts[0].with_model(model), self._parts[1].with_model(model))
+        detector, defender = self.detector.with_model(model), self.defender.with_model(model)
+        twin.__dict__.update(detector=detector, defender=defender)
         return twin
 
     @property
     def passes_once(self) -> int:
         """The number of forward passes that the set-up of both parts takes."""
-        return sum(part.passes_once for part in self._parts)
+        return self.detector.passes_once + self.defender.passes_once
 
     def prepare(self) -> int:
         """Pass F over the pool for the control variates; return the number of passes."""
-        return sum(part.prepare() for part in self._parts)
+        return self.detector.prepare() + self.defender.prepare()
 
     def reseed(self, seed: int) -> None:
         """Start over with the draws of another seed."""
         super().reseed(seed)
-        for part in getattr(self, "_parts", ()):  # not there yet while constructing
-            part.reseed(seed)
+        if "detector" in self.__dict__:  # not there yet while constructing
+            self.detector.reseed(seed)
+            self.defender.reseed(seed)
 
     def halve_chunk(self, x: Tensor) -> bool:
         """Halve the chunk size of both parts from now on; return whether that was possible."""
-        one, two = (part.halve_chunk(x) for part in self._parts)
-        return one or two
-
-    def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
-        """The log of the prediction, shape (batch, classes)."""
-        if self.stops_early(x):
-            return self.decide(x, index=index, stream=stream)[0]
-        return self.draw(x, self.draws, index=index, stream=stream)[:, 0]
+        return self.detector.halve_chunk(x) | self.defender.halve_chunk(x)
 
     @timed(Stage.AVERAGING)
     def draw(
         self, x: Tensor, draws: int, *, index: Tensor | None = None, stream: str | int = 0
     ) -> Tensor:
         """One answer made of so many draws, shape (batch, 1, classes)."""
-        numbers = self.part_numbers(check_images(x), index, stream, draws=draws)
-        return self._answer(x, *numbers, None)[0][:, None]
-
-    @timed(Stage.AVERAGING)
-    @torch.no_grad()
-    def decide(
-        self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
-    ) -> tuple[Tensor, Tensor]:
-        """The log of the prediction, and how many draws each input had: all, or as ``stop`` says.
-
-        No gradients.
-        """
-        return self._answer(x, *self.part_numbers(check_images(x), index, stream), self.stop)
+        return self._predict(check_images(x), index, stream, None, draws)[0][:, None]
 
     def part_numbers(
         self,
         x: Tensor,
         index: Tensor | None = None,
         stream: str | int = 0,
-        *,
         draws: int | None = None,
     ) -> tuple[Draws, Draws]:
         """The random numbers of MI-PL and of MI-OL in a call with these arguments."""
@@ -135,10 +110,15 @@ class CombinedInference(EarlyStopping):
         detect, defend = (make_key(self.seed, part, *name) for part in ("detect", "defend"))
         return Draws(detect, index, k), Draws(defend, index, k)
 
-    def _answer(
-        self, x: Tensor, detect: Draws, defend: Draws, stop: Stop | None
+    def _predict(
+        self,
+        x: Tensor,
+        index: Tensor | None,
+        stream: str | int,
+        stop: Stop | None,
+        draws: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The log of the prediction, and how many draws each input had."""
+        detect, defend = self.part_numbers(x, index, stream, draws=draws)
         before = self.detector.base_log_probs(x)
         found, after, used = until_side(
             self.detector, x, before, detect, stop,

@@ -132,19 +132,10 @@ class MixupInference(EarlyStopping):
         y_hat = before.detach().argmax(1)
         return before, self.average(x, y_hat, self.numbers(x, index, stream))
 
-    @timed(Stage.AVERAGING)
-    @torch.no_grad()
-    def decide(
-        self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
+    def _predict(
+        self, x: Tensor, index: Tensor | None, stream: str | int, stop: Stop | None
     ) -> tuple[Tensor, Tensor]:
-        """The log of the prediction, and how many draws each input had: all, or as ``stop`` says.
-
-        When it stops early, "exact" takes the draws that are missing to be like those that were
-        made, and its label is that of all draws; "confident" has the mean of those that were made.
-        No gradients.
-        """
-        check_images(x)
-        return until_label(self, x, self.condition(x), self.numbers(x, index, stream), self.stop)
+        return until_label(self, x, self.condition(x), self.numbers(x, index, stream), stop)
 
     def base_log_probs(self, x: Tensor) -> Tensor:
         """Log softmax F(x) on the input itself; pool and input are checked to fit together."""
