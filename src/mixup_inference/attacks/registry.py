@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from mixup_inference.attacks.apgd import apgd_eot
-from mixup_inference.attacks.base import AttackResult, parse_options, settings_of
+from mixup_inference.attacks.base import AttackResult
 from mixup_inference.attacks.custom import is_custom, run_custom
 from mixup_inference.attacks.detector_aware import detector_aware
-from mixup_inference.attacks.external import LIBRARIES, check_peer, peer_attack
+from mixup_inference.attacks.external import (
+    LIBRARIES,
+    check_peer,
+    installed_version,
+    peer_attack,
+)
+from mixup_inference.attacks.options import check_types, parse_options, settings_of
 from mixup_inference.attacks.paper import official_adaptive, paper_adaptive
 from mixup_inference.attacks.pgd import eot_pgd, frozen
 from mixup_inference.attacks.square import square_eot
 from mixup_inference.attacks.threat_model import Norm
 from mixup_inference.attacks.transfer import transfer
-from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.errors import unknown_name
 from mixup_inference.registry import Registry, is_code
 from mixup_inference.validation import check_int
 
@@ -112,7 +119,7 @@ class AttackEntry:
         if self.is_external:
             check_peer(self.name, {key: settings[key] for key in settings if key != "draws"})
         else:
-            _check_types(self.function, settings)
+            check_types(self.function, settings)
 
 
 def _targets(defense: str) -> set[str]:
@@ -125,23 +132,6 @@ def _targets(defense: str) -> set[str]:
     if defense == "mi-combined":
         kinds.add("detector")
     return kinds
-
-
-def _check_types(function: Callable[..., Any], settings: Mapping[str, Any]) -> None:
-    """Refuse settings that are not of the type that the function declares."""
-    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 (slow to import)
-
-    try:
-        hints = get_type_hints(function)
-    except (NameError, TypeError):  # of a user's function: names for type checkers only, partial
-        return
-    for name, value in settings.items():
-        if name not in hints:
-            continue
-        try:
-            TypeAdapter(hints[name]).validate_python(value, strict=True)
-        except ValidationError as error:
-            raise InputError(f"{name}: {error.errors()[0]['msg']}; saw {value!r}.") from None
 
 
 ATTACKS: Registry[AttackEntry] = Registry("attack", AttackEntry)
@@ -161,7 +151,7 @@ for _entry in (
         title="transfer PGD-{steps}",
         counts=("steps", "draws"),
         surrogates=True,
-        requires="needs other models to craft examples on",
+        requires="needs other models to craft examples on (--surrogate)",
     ),
     AttackEntry(
         "official-adaptive",
@@ -227,8 +217,11 @@ for _entry in (
     ATTACKS.add(replace(_entry, suite="standard"))
 
 
-def get_attack(name: str) -> AttackEntry:
-    """Return an attack by its name, or by ``library:Name`` of another library's."""
+def get_attack(name: str, *, allow_code: bool = False) -> AttackEntry:
+    """Return an attack by its name, or by ``library:Name`` of another library's.
+
+    With ``allow_code`` also by ``package.module:function``, whose code this runs.
+    """
     library = name.partition(":")[0]
     if library in LIBRARIES and library != name:
         check_peer(name)
@@ -237,7 +230,21 @@ def get_attack(name: str) -> AttackEntry:
     if name not in ATTACKS and not is_code(name):
         known = [*ATTACKS, *(f"{library}:NAME" for library in LIBRARIES)]
         raise unknown_name("attack", name, known)
-    return ATTACKS[name]
+    return ATTACKS.load(name) if allow_code else ATTACKS[name]
+
+
+def library_version(name: str) -> str | None:
+    """Return the version of another library, or a hash of a user's code; None for our attacks."""
+    entry = get_attack(name)
+    if entry.is_external:
+        return installed_version(name)
+    if not is_custom(entry.function):
+        return None
+    try:
+        source = inspect.getsource(entry.function)
+    except (OSError, TypeError):
+        source = repr(entry.function)
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 def suite(name: str = "standard") -> list[AttackEntry]:
