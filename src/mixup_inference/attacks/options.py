@@ -85,9 +85,12 @@ def parse_options(options: Mapping[str, Any], settings: Iterable[str] = ()) -> A
 
 def settings_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the settings of an attack with their defaults: keywords that are not options."""
-    parameters = inspect.signature(function).parameters.values()
-    keywords = (p for p in parameters if p.kind is p.KEYWORD_ONLY)
-    return {p.name: p.default for p in keywords if p.name not in OPTIONS}
+    found = {}
+    for p in inspect.signature(function).parameters.values():
+        optional = p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty
+        if (p.kind is p.KEYWORD_ONLY or optional) and p.name not in OPTIONS:
+            found[p.name] = p.default
+    return found
 
 
 def check_types(function: Callable[..., Any], settings: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ from mixup_inference.attacks.pgd import eot_pgd, frozen
 from mixup_inference.attacks.square import square_eot
 from mixup_inference.attacks.threat_model import Norm
 from mixup_inference.attacks.transfer import transfer
-from mixup_inference.errors import unknown_name
+from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.registry import Registry, is_code
 from mixup_inference.validation import check_int
 
@@ -48,7 +48,7 @@ THREAT_MODELS = {
 }
 
 #: Arguments that are objects, not settings of a spec.
-_OBJECTS = {"surrogates", "start"}
+_OBJECTS = ("surrogates", "start", "attack", "settings")
 
 
 @dataclass(frozen=True)
@@ -96,20 +96,25 @@ class AttackEntry:
     @property
     def defaults(self) -> dict[str, Any]:
         """The settings with their defaults."""
+        objects = () if is_custom(self.function) else _OBJECTS
         settings = settings_of(self.function)
-        return {name: value for name, value in settings.items() if name not in _OBJECTS}
+        return {name: value for name, value in settings.items() if name not in objects}
 
     def applies_to(self, defense: str) -> bool:
         """Whether it makes sense for a defence of this name."""
         return self.target in _targets(defense)
 
     def check_names(self, settings: Mapping[str, Any]) -> None:
-        """Refuse settings that it does not have."""
+        """Refuse settings that it does not have, and missing ones without a default."""
+        known = self.defaults
+        for key in [key for key, value in known.items() if value is inspect.Parameter.empty]:
+            if key not in settings:
+                raise InputError(f"the attack {self.name} needs the setting {key}.")
         parameters = inspect.signature(self.function).parameters.values()
         if self.is_external or any(p.kind is p.VAR_KEYWORD for p in parameters):
             return
-        for key in settings.keys() - self.defaults.keys():
-            raise unknown_name(f"setting of the attack {self.name}:", key, self.defaults)
+        for key in settings.keys() - known.keys():
+            raise unknown_name(f"setting of the attack {self.name}:", key, known)
 
     def check(self, settings: Mapping[str, Any]) -> None:
         """Check names, types and counts of settings against the signature; nothing is run."""
