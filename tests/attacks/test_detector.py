@@ -330,7 +330,7 @@ def test_the_gap_of_a_frozen_defence_is_the_one_that_decides_its_answer():
         ({"margin": 2}, r"margin must be in \[-1, 1\]"),
         ({"steps": -1}, "steps must be at least 0"),
         ({"draws": 0}, "draws must be at least 1"),
-        ({"schedule": "wild"}, "schedule must be one of"),
+        ({"schedule": "wild"}, "unknown schedule .wild."),
         ({"step": -0.1}, "step must be at least 0"),
         ({"eps": -1}, "eps must be at least 0"),
     ],

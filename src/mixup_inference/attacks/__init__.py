@@ -4,10 +4,11 @@ import warnings
 from typing import Any
 
 from mixup_inference.attacks.apgd import apgd_eot
-from mixup_inference.attacks.base import AttackOptions, AttackResult
+from mixup_inference.attacks.base import AttackResult
 from mixup_inference.attacks.detector_aware import detector_aware
-from mixup_inference.attacks.external import check_peer, library_version, peer_attack, peer_names
+from mixup_inference.attacks.external import check_peer, peer_attack, peer_names
 from mixup_inference.attacks.losses import LOSSES
+from mixup_inference.attacks.options import AttackOptions
 from mixup_inference.attacks.paper import official_adaptive, paper_adaptive
 from mixup_inference.attacks.pgd import eot_pgd, frozen, pgd
 from mixup_inference.attacks.query import Averaged, Precision, QueryModel, base_of, freeze
@@ -18,6 +19,7 @@ from mixup_inference.attacks.registry import (
     attack_title,
     check_settings,
     get_attack,
+    library_version,
     run_attack,
     suite,
 )

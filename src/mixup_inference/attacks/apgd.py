@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from mixup_inference.attacks.base import Batch, BatchResult, attack
+from mixup_inference.attacks.options import Count, Natural
 from mixup_inference.attacks.threat_model import length, per_sample
 from mixup_inference.defenses import mean_prediction
 from mixup_inference.draws import Draws, make_key
-from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.errors import InputError
 from mixup_inference.validation import check_images, check_labels
 
 APGDLoss = Literal["ce", "dlr"]
@@ -38,12 +39,12 @@ def _checked_start(call: Any) -> Tensor | None:
 def apgd_eot(
     batch: Batch,
     *,
-    steps: int = 50,
-    draws: int = 10,
+    steps: Natural = 50,
+    draws: Count = 10,
     loss: APGDLoss = "ce",
-    restarts: int = 1,
+    restarts: Count = 1,
     fresh: bool = True,
-    target_classes: int = 0,
+    target_classes: Natural = 0,
     start: Tensor | None = None,
 ) -> BatchResult:
     """Auto-PGD through the whole defence: every loss and gradient is an average over draws.
@@ -73,8 +74,6 @@ def apgd_eot(
         start: where the first restart begins, instead of at a random point.
         **options: see ``AttackOptions``.
     """
-    if loss not in ("ce", "dlr"):
-        raise unknown_name("loss", loss, ["ce", "dlr"])
     if target_classes and batch.target is not None:
         raise InputError("target_classes chooses the targets itself; leave out targeted, targets.")
     goals, objective, compared = [batch], str(loss), str(loss)

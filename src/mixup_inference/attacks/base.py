@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -19,10 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from mixup_inference.attacks.losses import get_loss
-from mixup_inference.attacks.query import Precision, QueryModel, accelerate
+from mixup_inference.attacks.options import (
+    OPTIONS,
+    AttackOptions,
+    check_types,
+    parse_options,
+    settings_of,
+)
+from mixup_inference.attacks.query import QueryModel, accelerate
 from mixup_inference.attacks.success import Points, check_points, judge
 from mixup_inference.attacks.threat_model import (
-    Norm,
     ThreatModel,
     gradient_of,
     length,
@@ -33,15 +39,10 @@ from mixup_inference.attacks.threat_model import (
 from mixup_inference.defenses import Defense, within_memory
 from mixup_inference.detection import MixupDetector
 from mixup_inference.draws import make_key
-from mixup_inference.errors import InputError, MixupInferenceWarning, unknown_name
+from mixup_inference.errors import InputError, MixupInferenceWarning
 from mixup_inference.models.call import Passes, batch_for
-from mixup_inference.utils.distributed import ALONE, Ranks
 from mixup_inference.utils.profiling import Stage, timed
-from mixup_inference.utils.progress import SILENT, Progress
-from mixup_inference.validation import check_int, check_labels, check_number
-
-#: Settings of attacks that are whole numbers, and their least values.
-COUNTS = {"steps": 0, "draws": 1, "samples": 1, "queries": 1, "restarts": 1, "target_classes": 0}
+from mixup_inference.validation import check_labels, check_number
 
 #: What the docstring of a public attack has instead of its batch.
 _BATCH = "batch: the points under attack."
@@ -50,50 +51,6 @@ _POINTS = """defense: a defence, or any classifier.
         y: the true labels."""
 
 _SLACK = 1e-5  # rounding that may take an attack of others outside of its ball
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttackOptions:
-    """The options of every attack, all by keyword.
-
-    eps: radius of the ball.
-    norm: "linf" or "l2".
-    targeted: go towards another class, drawn uniformly, once per point.
-    targets: the classes to go towards instead of drawn ones; implies ``targeted``.
-    repeats: how often success is evaluated, each time with fresh draws of the whole defence.
-    seed: of starts, targets and the attack's draws, which belong to a point, not to a batch.
-    index: the points' positions in their data set; 0, 1, 2, ... by default.
-    batch_size: how many images pass through F at once: with K draws, so many / K points.
-    precision: of the attack's own passes: "32-true", or "bf16-mixed" to compute in bfloat16 where
-        that is nearly the same (see ``accelerate``). Success is evaluated in the defence's own.
-    ranks: the processes that share the points, each of which calls the attack with all of them.
-    progress: where to report.
-    """
-
-    eps: float = 8 / 255
-    norm: Norm = "linf"
-    targeted: bool = False
-    targets: Tensor | None = None
-    repeats: int = 5
-    seed: int = 0
-    index: Tensor | None = None
-    batch_size: int = 256
-    precision: Precision = "32-true"
-    ranks: Ranks = ALONE
-    progress: Progress = SILENT
-
-    def __post_init__(self) -> None:
-        ThreatModel(self.norm, self.eps)
-        for name, least in (("repeats", 1), ("seed", 0), ("batch_size", 1)):
-            check_int(getattr(self, name), what=name, least=least)
-
-    @property
-    def threat_model(self) -> ThreatModel:
-        """The set of images that the attack may send."""
-        return ThreatModel(self.norm, self.eps)
-
-
-OPTIONS = {field.name: field.default for field in fields(AttackOptions)}
 
 
 @dataclass(frozen=True)
@@ -244,20 +201,6 @@ def attack(title: str, **method: Any) -> Callable[[Callable[..., BatchResult]], 
     return decorate
 
 
-def settings_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the settings of an attack with their defaults: keywords that are not options."""
-    parameters = inspect.signature(function).parameters.values()
-    keywords = (p for p in parameters if p.kind is p.KEYWORD_ONLY)
-    return {p.name: p.default for p in keywords if p.name not in OPTIONS}
-
-
-def parse_options(options: Mapping[str, Any], settings: Mapping[str, Any] = {}) -> AttackOptions:
-    """Check the options of a call; an unknown one raises TypeError with the nearest name."""
-    for name in options.keys() - OPTIONS.keys():
-        raise TypeError(str(unknown_name("option", name, {*OPTIONS, *settings})))
-    return AttackOptions(**options)
-
-
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of the public attack: settings first, then the options."""
     kind = inspect.Parameter
@@ -314,9 +257,7 @@ def perturb(
     options: AttackOptions,
 ) -> tuple[list[Any], Passes]:
     """Attack all points batch by batch; return the batches' results and the passes they took."""
-    for name, least in COUNTS.items():
-        if settings.get(name) is not None:
-            check_int(settings[name], what=name, least=least)
+    check_types(method.function, settings)
     x, ranks = points.x, options.ranks
     call = SimpleNamespace(defense=defense, x=x, options=options, **settings)
     queries, prepared = method.queries(call), method.prepare(call)

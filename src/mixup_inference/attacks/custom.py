@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from mixup_inference.attacks.base import (
-    OPTIONS,
-    AttackOptions,
     AttackResult,
     Batch,
     BatchResult,
@@ -20,6 +18,7 @@ from mixup_inference.attacks.base import (
     run,
     within_threat_model,
 )
+from mixup_inference.attacks.options import OPTIONS, AttackOptions
 from mixup_inference.attacks.query import lent
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import InputError

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from mixup_inference.attacks.base import Batch, BatchResult, attack
 from mixup_inference.attacks.losses import get_loss
+from mixup_inference.attacks.options import Count, Natural, NotNegative, Range
 from mixup_inference.attacks.pgd import ascend
 from mixup_inference.attacks.query import QueryModel
 from mixup_inference.attacks.success import judge
@@ -18,8 +19,8 @@ from mixup_inference.defenses.combined import CombinedInference
 from mixup_inference.defenses.gap import Convention, gap
 from mixup_inference.defenses.mixup import MixupInference
 from mixup_inference.detection import MixupDetector
-from mixup_inference.errors import InputError, unknown_name
-from mixup_inference.validation import check_labels, check_number
+from mixup_inference.errors import InputError
+from mixup_inference.validation import check_labels
 
 Method = Literal["selective", "orthogonal", "lagrangian"]
 
@@ -37,12 +38,12 @@ CHOOSING = 5
 def detector_aware(
     batch: Batch,
     *,
-    steps: int = 100,
-    step: float | None = None,
-    draws: int = 10,
+    steps: Natural = 100,
+    step: NotNegative | None = None,
+    draws: Count = 10,
     method: Method = "selective",
-    weight: float = 1.0,
-    margin: float = 0.0,
+    weight: NotNegative = 1.0,
+    margin: Annotated[float, Range(-1, 1)] = 0.0,
     schedule: Schedule = "constant",
 ) -> BatchResult:
     """Examples that F misclassifies and whose gap stays under the threshold.
@@ -76,15 +77,13 @@ def detector_aware(
         schedule: of the step size.
         **options: see ``AttackOptions``.
     """
-    if method not in METHODS:
-        raise unknown_name("method", method, METHODS)
     plan = _Plan(
         gate=batch.prepared,
         sizes=batch.step_sizes(step, steps, schedule),
         draws=draws,
         method=method,
-        weight=check_number(weight, what="weight", least=0),
-        margin=check_number(margin, what="margin", least=-1, most=1),
+        weight=weight,
+        margin=margin,
     )
     if isinstance(batch.model.module, CombinedInference):
         return _either(plan, batch)

@@ -18,6 +18,7 @@ from torch.nn import functional
 from mixup_inference.attacks.base import Batch, BatchResult, within_threat_model
 from mixup_inference.attacks.base import attack as batch_attack
 from mixup_inference.attacks.losses import get_loss
+from mixup_inference.attacks.options import Count
 from mixup_inference.attacks.query import Averaged, lent, other_generators_kept
 from mixup_inference.attacks.threat_model import Norm, ThreatModel
 from mixup_inference.draws import derive_seed
@@ -179,7 +180,7 @@ def peer_attack(
     batch: Batch,
     *,
     attack: str = "foolbox:LinfPGD",
-    draws: int = 10,
+    draws: Count = 10,
     settings: Mapping[str, Any] | None = None,
 ) -> BatchResult:
     """An attack of another library, on the log of the mean prediction over K fresh draws.
@@ -224,7 +225,7 @@ def peer_attack(
 
 
 def peer_names(library: str) -> list[str]:
-    """The attacks of a library that ``peer_attack`` knows, without the library's name."""
+    """Return the attacks of a library that ``peer_attack`` knows, without the library's name."""
     module = _import(library)
     if library == "autoattack":
         return sorted(SINGLE + _VERSIONS)
@@ -242,17 +243,17 @@ def peer_names(library: str) -> list[str]:
     return [name for name in names if fits(name)]
 
 
-def library_version(attack: str) -> str | None:
-    """The version of the library that ``library:Name`` belongs to; None for attacks of ours."""
+def installed_version(attack: str) -> str:
+    """Return the version of the library that ``library:Name`` belongs to."""
     packages = {"art": "adversarial-robustness-toolbox", "autoattack": "pyautoattack"}
-    library, colon, _ = attack.partition(":")
-    return importlib.metadata.version(packages.get(library, library)) if colon else None
+    library = attack.partition(":")[0]
+    return importlib.metadata.version(packages.get(library, library))
 
 
 def check_peer(
     attack: str, settings: Mapping[str, Any] | None = None, *, norm: Norm | None = None
 ) -> Any:
-    """The class of an attack; refuses a missing library, unknown names, settings and norms."""
+    """Return the class of an attack; refuse missing libraries, unknown names, settings, norms."""
     library, _, name = attack.partition(":")
     module, names = _import(library), peer_names(library)
     if name not in names:

@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from mixup_inference.attacks.base import Batch, BatchResult, attack
+from mixup_inference.attacks.options import Count, Natural, NotNegative
 from mixup_inference.attacks.pgd import ascend
 from mixup_inference.attacks.threat_model import gradient_ascent, gradient_of
 from mixup_inference.defenses import MixupInference
 from mixup_inference.draws import Draws, make_key
-from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.errors import InputError
 from mixup_inference.models.call import logits_of
 from mixup_inference.pool import mix
 
@@ -27,9 +28,9 @@ from mixup_inference.pool import mix
 def paper_adaptive(
     batch: Batch,
     *,
-    steps: int = 10,
-    step: float | None = None,
-    samples: int = 30,
+    steps: Natural = 10,
+    step: NotNegative | None = None,
+    samples: Count = 30,
     average: Literal["gradients", "perturbations"] = "gradients",
 ) -> BatchResult:
     """The paper's adaptive PGD.
@@ -49,8 +50,6 @@ def paper_adaptive(
         average: what is averaged over them.
         **options: see ``AttackOptions``.
     """
-    if average not in ("gradients", "perturbations"):
-        raise unknown_name("average", average, ["gradients", "perturbations"])
     sizes = batch.step_sizes(step, steps)
     if average == "gradients":
         return ascend(batch, batch.start(), sizes, "mean-ce", samples)
@@ -94,7 +93,7 @@ def _mixup_inference(call: Any) -> None:
     prepare=_mixup_inference,
 )
 def official_adaptive(
-    batch: Batch, *, steps: int = 10, step: float | None = None, samples: int = 30
+    batch: Batch, *, steps: Natural = 10, step: NotNegative | None = None, samples: Count = 30
 ) -> BatchResult:
     """The adaptive attack of the paper's published code, with its faults.
 

@@ -16,11 +16,16 @@ from mixup_inference.attacks.base import (
     BatchResult,
     Method,
     attack,
-    parse_options,
     perturb,
+)
+from mixup_inference.attacks.losses import LossName
+from mixup_inference.attacks.options import (
+    Count,
+    Natural,
+    NotNegative,
+    parse_options,
     settings_of,
 )
-from mixup_inference.attacks.losses import LossName, get_loss
 from mixup_inference.attacks.query import QueryModel, freeze
 from mixup_inference.attacks.success import check_points
 from mixup_inference.attacks.threat_model import Schedule, gradient_ascent
@@ -134,13 +139,13 @@ def pgd(
 def eot_pgd(
     batch: Batch,
     *,
-    steps: int = 50,
-    step: float | None = None,
-    draws: int = 10,
+    steps: Natural = 50,
+    step: NotNegative | None = None,
+    draws: Count = 10,
     loss: LossName = "ce",
     fresh: bool = True,
-    momentum: float = 0.0,
-    restarts: int = 1,
+    momentum: NotNegative = 0.0,
+    restarts: Count = 1,
     schedule: Schedule = "constant",
     random_start: bool = True,
 ) -> BatchResult:
@@ -163,8 +168,6 @@ def eot_pgd(
         random_start: begin at a random point of the ball; False begins the first restart at x.
         **options: see ``AttackOptions``.
     """
-    get_loss(loss)
-    check_number(momentum, what="momentum", least=0)
     sizes = batch.step_sizes(step, steps, schedule)
     best: BatchResult | None = None
     for restart in range(restarts):

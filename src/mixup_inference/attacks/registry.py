@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from mixup_inference.attacks.apgd import apgd_eot
-from mixup_inference.attacks.base import AttackResult, parse_options, settings_of
+from mixup_inference.attacks.base import AttackResult
 from mixup_inference.attacks.custom import is_custom, run_custom
 from mixup_inference.attacks.detector_aware import detector_aware
-from mixup_inference.attacks.external import LIBRARIES, check_peer, peer_attack
+from mixup_inference.attacks.external import (
+    LIBRARIES,
+    check_peer,
+    installed_version,
+    peer_attack,
+)
+from mixup_inference.attacks.options import check_types, parse_options, settings_of
 from mixup_inference.attacks.paper import official_adaptive, paper_adaptive
 from mixup_inference.attacks.pgd import eot_pgd, frozen
 from mixup_inference.attacks.square import square_eot
@@ -42,7 +49,7 @@ THREAT_MODELS = {
 }
 
 #: Arguments that are objects, not settings of a spec.
-_OBJECTS = {"surrogates", "start"}
+_OBJECTS = ("surrogates", "start", "attack", "settings")
 
 
 @dataclass(frozen=True)
@@ -90,20 +97,25 @@ class AttackEntry:
     @property
     def defaults(self) -> dict[str, Any]:
         """The settings with their defaults."""
+        objects = () if is_custom(self.function) else _OBJECTS
         settings = settings_of(self.function)
-        return {name: value for name, value in settings.items() if name not in _OBJECTS}
+        return {name: value for name, value in settings.items() if name not in objects}
 
     def applies_to(self, defense: str) -> bool:
         """Whether it makes sense for a defence of this name."""
         return self.target in _targets(defense)
 
     def check_names(self, settings: Mapping[str, Any]) -> None:
-        """Refuse settings that it does not have."""
+        """Refuse settings that it does not have, and missing ones without a default."""
+        known = self.defaults
+        for key in [key for key, value in known.items() if value is inspect.Parameter.empty]:
+            if key not in settings:
+                raise InputError(f"the attack {self.name} needs the setting {key}.")
         parameters = inspect.signature(self.function).parameters.values()
         if self.is_external or any(p.kind is p.VAR_KEYWORD for p in parameters):
             return
-        for key in settings.keys() - self.defaults.keys():
-            raise unknown_name(f"setting of the attack {self.name}:", key, self.defaults)
+        for key in settings.keys() - known.keys():
+            raise unknown_name(f"setting of the attack {self.name}:", key, known)
 
     def check(self, settings: Mapping[str, Any]) -> None:
         """Check names, types and counts of settings against the signature; nothing is run."""
@@ -113,7 +125,7 @@ class AttackEntry:
         if self.is_external:
             check_peer(self.name, {key: settings[key] for key in settings if key != "draws"})
         else:
-            _check_types(self.function, settings)
+            check_types(self.function, settings)
 
 
 def _targets(defense: str) -> set[str]:
@@ -126,23 +138,6 @@ def _targets(defense: str) -> set[str]:
     if entry.makes(CombinedInference):
         kinds.add("detector")
     return kinds
-
-
-def _check_types(function: Callable[..., Any], settings: Mapping[str, Any]) -> None:
-    """Refuse settings that are not of the type that the function declares."""
-    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 (slow to import)
-
-    try:
-        hints = get_type_hints(function)
-    except (NameError, TypeError):  # of a user's function: names for type checkers only, partial
-        return
-    for name, value in settings.items():
-        if name not in hints:
-            continue
-        try:
-            TypeAdapter(hints[name]).validate_python(value, strict=True)
-        except ValidationError as error:
-            raise InputError(f"{name}: {error.errors()[0]['msg']}; saw {value!r}.") from None
 
 
 ATTACKS: Registry[AttackEntry] = Registry("attack", AttackEntry)
@@ -162,7 +157,7 @@ for _entry in (
         title="transfer PGD-{steps}",
         counts=("steps", "draws"),
         surrogates=True,
-        requires="needs other models to craft examples on",
+        requires="needs other models to craft examples on (--surrogate)",
     ),
     AttackEntry(
         "official-adaptive",
@@ -228,8 +223,11 @@ for _entry in (
     ATTACKS.add(replace(_entry, suite="standard"))
 
 
-def get_attack(name: str) -> AttackEntry:
-    """Return an attack by its name, or by ``library:Name`` of another library's."""
+def get_attack(name: str, *, allow_code: bool = False) -> AttackEntry:
+    """Return an attack by its name, or by ``library:Name`` of another library's.
+
+    With ``allow_code`` also by ``package.module:function``, whose code this runs.
+    """
     library = name.partition(":")[0]
     if library in LIBRARIES and library != name:
         check_peer(name)
@@ -238,7 +236,21 @@ def get_attack(name: str) -> AttackEntry:
     if name not in ATTACKS and not is_code(name):
         known = [*ATTACKS, *(f"{library}:NAME" for library in LIBRARIES)]
         raise unknown_name("attack", name, known)
-    return ATTACKS[name]
+    return ATTACKS.load(name) if allow_code else ATTACKS[name]
+
+
+def library_version(name: str) -> str | None:
+    """Return the version of another library, or a hash of a user's code; None for our attacks."""
+    entry = get_attack(name)
+    if entry.is_external:
+        return installed_version(name)
+    if not is_custom(entry.function):
+        return None
+    try:
+        source = inspect.getsource(entry.function)
+    except (OSError, TypeError):
+        source = repr(entry.function)
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 def suite(name: str = "standard") -> list[AttackEntry]:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from mixup_inference.attacks.base import Batch, BatchResult, attack
+from mixup_inference.attacks.options import Count, Share
 from mixup_inference.attacks.threat_model import length, per_sample
 from mixup_inference.draws import Draws, make_key
-from mixup_inference.validation import check_number
 
 #: After so many queries a random defence is queried with new draws.
 REFRESH = 50
@@ -20,9 +20,9 @@ REFRESH = 50
 def square_eot(
     batch: Batch,
     *,
-    queries: int = 500,
-    draws: int = 10,
-    p_init: float = 0.8,
+    queries: Count = 500,
+    draws: Count = 10,
+    p_init: Share = 0.8,
 ) -> BatchResult:
     """Random squares, kept where they raise the margin of the mean prediction over draws.
 
@@ -45,7 +45,6 @@ def square_eot(
             in the paper.
         **options: see ``AttackOptions``.
     """
-    p_init = check_number(p_init, what="p_init", least=0, most=1)
     begin, propose = (_stripes, _square) if batch.threat_model.norm == "linf" else (_tiles, _window)
     refresh = REFRESH if batch.model.is_random else queries
     image, trace = begin(batch, _numbers(batch, 0)), []

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mixup_inference.attacks.base import Batch, BatchResult, attack
+from mixup_inference.attacks.options import Count, Natural, NotNegative
 from mixup_inference.attacks.pgd import pgd
 from mixup_inference.attacks.query import accelerate, base_of, seeded
 from mixup_inference.draws import derive_seed
@@ -36,10 +37,10 @@ def transfer(
     batch: Batch,
     *,
     surrogates: Sequence[nn.Module] = (),  # noqa: ARG001 (they come prepared)
-    steps: int = 50,
-    step: float | None = None,
+    steps: Natural = 50,
+    step: NotNegative | None = None,
     random_start: bool = True,
-    draws: int = 10,
+    draws: Count = 10,
 ) -> BatchResult:
     """PGD on surrogate models, whose examples are sent to the defence.
 

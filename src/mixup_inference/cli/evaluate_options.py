@@ -21,16 +21,6 @@ if TYPE_CHECKING:
     from mixup_inference.experiments import Spec
 
 
-#: What an attack needs in order to make sense.
-_NEEDS = {
-    "transfer": "it needs --surrogate, weights of another model",
-    "official-adaptive": "it is for --defense mi-ol or mi-pl and --norm linf",
-    "paper-adaptive": "it is for --defense mi-ol or mi-pl",
-    "detector-aware": "it is for --defense mi-combined",
-    "frozen": "it needs a defence",
-}
-
-
 def knowing_section(one: OneModel) -> dict[str, Any] | None:
     """The section of attacks that know the defence, if any is asked for."""
     if "none" in one.attack and len(one.attack) > 1:
@@ -61,7 +51,8 @@ def refuse_useless(one: OneModel, spec: Spec) -> None:
     for name in _names(one):
         attack = KnowingSpec(attack="eot-pgd" if name == "adaptive" else name)
         if not any(spec.attack_applies(attack, row) for row in spec.rows):
-            raise InputError(f"--attack {name} would do nothing: {_NEEDS[name]}.")
+            needs = get_attack(attack.attack).requires or "does not apply to this defence"
+            raise InputError(f"--attack {name} would do nothing: it {needs}.")
 
 
 def _names(one: OneModel) -> list[str]:
@@ -92,7 +83,7 @@ def _attacks(one: OneModel) -> list[dict[str, Any]]:
         asked.append({"attack": "eot-pgd"})
     out: list[dict[str, Any]] = []
     for document in asked:
-        ours = get_attack(document["attack"]).group != "peer"
+        ours = not get_attack(document["attack"], allow_code=True).is_external
         full = document | (_known(document, steps) if ours else {}) | _known(document, settings)
         if document["attack"] == "transfer":
             full["surrogates"] = [f"surrogate-{i + 1}" for i in range(len(one.surrogate))]
@@ -103,8 +94,8 @@ def _attacks(one: OneModel) -> list[dict[str, Any]]:
 
 def _known(document: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Those of the settings that an attack has; another library's is handed all of them."""
-    kind = get_attack(document["attack"])
-    if kind.group == "peer":
+    kind = get_attack(document["attack"], allow_code=True)
+    if kind.is_external:
         return settings
     return {key: value for key, value in settings.items() if key in kind.defaults}
 
