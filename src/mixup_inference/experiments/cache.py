@@ -15,21 +15,21 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
+from mixup_inference import __version__
 from mixup_inference.errors import InputError
 from mixup_inference.models import CONFIG, WEIGHTS, read_checkpoint
 from mixup_inference.training import BEST, LAST
 from mixup_inference.utils.distributed import ALONE, Ranks
 from mixup_inference.utils.io import (
     TEMPORARY,
+    add_checksum,
     fingerprint,
+    read_checked_json,
     read_header,
-    read_sealed,
     read_tensors,
-    seal,
     write_json,
     write_tensors,
 )
-from mixup_inference.version import __version__
 
 MODELS = "models"
 
@@ -51,7 +51,7 @@ class Artefact:
         """Of what was computed, timings aside, as the file has it; None if it is damaged."""
         try:
             if self.path.suffix == ".json":
-                return str(read_sealed(self.path)["checksum"])
+                return str(read_checked_json(self.path)["checksum"])
             return str(read_header(self.path)["hash"])
         except (InputError, KeyError, TypeError):
             return None
@@ -59,9 +59,9 @@ class Artefact:
     def check(self) -> None:
         """InputError, if the file is not as it was written, or not what its name says."""
         if self.kind == MODELS:
-            (read_sealed if self.path.suffix == ".json" else read_checkpoint)(self.path)
+            (read_checked_json if self.path.suffix == ".json" else read_checkpoint)(self.path)
         elif self.path.suffix == ".json":
-            check_identity(self.path, read_sealed(self.path), self.hash)
+            check_identity(self.path, read_checked_json(self.path), self.hash)
         else:
             check_identity(self.path, read_tensors(self.path)[1], self.hash)
 
@@ -143,13 +143,13 @@ class Store:
         """A JSON value that is determined by its identity."""
 
         def read(path: Path, key: str) -> Any:
-            document = read_sealed(path)
+            document = read_checked_json(path)
             check_identity(path, document, key)
             return document["value"]
 
         def make(path: Path) -> Any:
             whole = {"identity": identity, "version": __version__, "value": compute()}
-            document = seal(whole)
+            document = add_checksum(whole)
             if self.ranks.is_first:
                 write_json(path, document)
             return document["value"]

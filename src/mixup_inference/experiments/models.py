@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mixup_inference import __version__
 from mixup_inference.datasets import LabelledImages
 from mixup_inference.errors import InputError, MixupInferenceWarning
 from mixup_inference.evaluation.evaluate import evaluate
@@ -36,7 +37,6 @@ from mixup_inference.models.call import device_of, logits_of, refuse_probabiliti
 from mixup_inference.training import LAST, Epoch, Recipe, in_precision_of, one_process, train
 from mixup_inference.utils.io import fingerprint, hash_tensors, read_tensors
 from mixup_inference.utils.profiling import Stage, timed
-from mixup_inference.version import __version__
 
 #: So many training images tell whether a model that was brought along works at all.
 TRIAL = 200

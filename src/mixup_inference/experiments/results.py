@@ -8,11 +8,11 @@ import platform
 from datetime import UTC, datetime
 from typing import Any
 
+from mixup_inference import __version__
 from mixup_inference.experiments.adaptive import adaptive
 from mixup_inference.experiments.analysis import analyses
 from mixup_inference.experiments.experiment import Experiment
 from mixup_inference.metrics.accuracy import Accuracy, as_bits, cell_entry
-from mixup_inference.version import __version__
 
 SCHEMA = 1
 

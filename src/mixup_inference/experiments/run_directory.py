@@ -17,7 +17,14 @@ from typing import Any
 from mixup_inference.errors import InputError
 from mixup_inference.experiments.cache import Artefact, artefacts_in, leftovers
 from mixup_inference.experiments.results import versions
-from mixup_inference.utils.io import SUMS, are_whole, read_sealed, read_sums, sha256_of, write_json
+from mixup_inference.utils.io import (
+    CHECKSUMS,
+    checksums_intact,
+    read_checked_json,
+    read_checksums,
+    sha256_of,
+    write_json,
+)
 
 RESULTS = "results.json"
 
@@ -40,7 +47,7 @@ class Run:
     def results(self) -> dict[str, Any] | None:
         """What results.json says; None if there is none, or a damaged one."""
         try:
-            return read_sealed(self.folder / RESULTS)
+            return read_checked_json(self.folder / RESULTS)
         except InputError:
             return None
 
@@ -85,7 +92,7 @@ class Run:
         """All that is damaged, changed or missing; reads everything."""
         if (self.folder / RESULTS).exists():
             try:
-                read_sealed(self.folder / RESULTS)
+                read_checked_json(self.folder / RESULTS)
             except InputError as error:
                 yield Problem(self.folder / RESULTS, str(error))
         for name in self.missing:
@@ -99,16 +106,16 @@ class Run:
             elif expected is not None and artefact.checksum() != expected:
                 words = f"{artefact.path} is not the one that {RESULTS} was made from."
                 yield Problem(artefact.path, words)
-        if not are_whole(self.folder):
-            path = self.folder / SUMS
+        if not checksums_intact(self.folder):
+            path = self.folder / CHECKSUMS
             yield Problem(path, f"{path} is not as it was written; what it lists is not checked.")
             return
-        for name, digest in read_sums(self.folder).items():
+        for name, digest in read_checksums(self.folder).items():
             path = self.folder / name
             if not path.is_file():
-                yield Problem(path, f"{path} is missing, though it is in {SUMS}.")
+                yield Problem(path, f"{path} is missing, though it is in {CHECKSUMS}.")
             elif sha256_of(path) != digest:
-                yield Problem(path, f"{path} is not the file that was written: see {SUMS}.")
+                yield Problem(path, f"{path} is not the file that was written: see {CHECKSUMS}.")
 
     def rubbish(self) -> Iterator[Problem]:
         """Files of ours that are damaged, or that nothing needs; reads everything.

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mixup_inference import __version__
 from mixup_inference.errors import InputError
 from mixup_inference.models.registry import closest_model, create_model
 from mixup_inference.models.torch_file import read_torch
@@ -25,7 +26,6 @@ from mixup_inference.utils.io import (
     read_tensors,
     write_tensors,
 )
-from mixup_inference.version import __version__
 
 FORMAT = 1
 WEIGHTS = "model.safetensors"  # in a folder of ours

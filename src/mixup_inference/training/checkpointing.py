@@ -36,7 +36,7 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class UnderWay:
+class EpochProgress:
     """How far an epoch is: batches done, what they add to its loss and accuracy, their time.
 
     ``folded`` says whether the inner attack climbs a folded copy, which is decided once an epoch.
@@ -49,7 +49,7 @@ class UnderWay:
     folded: bool | None = None
 
 
-class Keeper:
+class Checkpointer:
     """Writes the state of a training to its folder, if it has one, and reads it again.
 
     Args:
@@ -88,7 +88,7 @@ class Keeper:
     def _writes(self) -> bool:
         return self.folder is not None and self.fabric.is_global_zero
 
-    def keep(self, history: list[Epoch], under_way: UnderWay | None = None) -> None:
+    def keep(self, history: list[Epoch], under_way: EpochProgress | None = None) -> None:
         """Write the state after the last epoch of the history, or during the one after it."""
         if not self._writes:
             return
@@ -106,14 +106,14 @@ class Keeper:
         save_checkpoint(self.folder / LAST, self.model, extra=self._momentum(), **header)
         self._kept_at = time.monotonic()
 
-    def put_back(self) -> tuple[list[Epoch], UnderWay]:
+    def restore(self) -> tuple[list[Epoch], EpochProgress]:
         """Put back the state that an earlier call left in the folder, if there is one."""
         if self.folder is None:
-            return [], UnderWay()
+            return [], EpochProgress()
         path = self.folder / LAST
         tensors, header = Ranks.of(self.fabric).first(lambda: self._read(path))
         if not header:
-            return [], UnderWay()
+            return [], EpochProgress()
         fill_weights(self.model, tensors, path)
         for name, parameter in self.model.named_parameters():
             if _MOMENTUM + name in tensors:  # laid out as the parameter is
@@ -121,7 +121,7 @@ class Keeper:
                 self.optimizer.state[parameter]["momentum_buffer"] = buffer
         if header.get("precision"):
             self.fabric.strategy.precision.load_state_dict(header["precision"])
-        under_way = UnderWay(**(header.get("under_way") or {}))
+        under_way = EpochProgress(**(header.get("under_way") or {}))
         return [Epoch(**epoch) for epoch in header["history"]], under_way
 
     def _read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -19,7 +19,7 @@ from mixup_inference.errors import TrainingDivergedError
 from mixup_inference.models.call import dtype_of, logits_of, unwrap
 from mixup_inference.models.folding import Folded
 from mixup_inference.training.batches import augment
-from mixup_inference.training.checkpointing import Epoch, Keeper, UnderWay
+from mixup_inference.training.checkpointing import Checkpointer, Epoch, EpochProgress
 from mixup_inference.training.distributed import (
     check_agreement,
     check_fabric,
@@ -103,7 +103,7 @@ def train(
         "weights": fingerprint({n: list(t.shape) for n, t in model.state_dict().items()}),
     }
     check_agreement(fabric, fingerprint(identity))
-    keeper = Keeper(
+    keeper = Checkpointer(
         folder,
         fabric=fabric,
         model=model,
@@ -142,13 +142,13 @@ def _count_classes(model: nn.Module, x: Tensor) -> int:
 
 def _run(
     job: _Job,
-    keeper: Keeper,
+    keeper: Checkpointer,
     validation: tuple[Tensor, Tensor] | None,
     progress: Progress,
 ) -> list[Epoch]:
     """What the folder does not hold yet: the rest of an epoch, and the epochs after it."""
     recipe, fabric, model = job.recipe, job.fabric, job.model
-    history, under_way = keeper.put_back()
+    history, under_way = keeper.restore()
     wrapped, optimizer = fabric.setup(model, keeper.optimizer)
     if fabric.world_size > 1:
         settle(fabric, wrapped, job.few)
@@ -161,7 +161,7 @@ def _run(
             if validation is not None:
                 done = replace(done, validation_accuracy=_accuracy(job, *validation))
             history.append(done)
-            under_way = UnderWay()
+            under_way = EpochProgress()
             keeper.keep(history)
             task.advance(0, f"loss {done.loss:.3f}  accuracy {done.accuracy:.1%}")
     return history
@@ -171,9 +171,9 @@ def _run_epoch(
     job: _Job,
     model: Any,
     optimizer: Any,
-    keeper: Keeper,
+    keeper: Checkpointer,
     history: list[Epoch],
-    under_way: UnderWay,
+    under_way: EpochProgress,
     task: Task,
 ) -> Epoch:
     """The rest of a pass over the data, in an order that follows from the seed and the epoch."""
@@ -202,7 +202,7 @@ def _run_epoch(
         if keeper.is_due and bool(total.isfinite().all()):
             so_far, accuracy = total.tolist()
             spent, folded = time.perf_counter() - started, isinstance(victim, Folded)
-            keeper.keep(history, UnderWay(number + 1, so_far, accuracy, spent, folded))
+            keeper.keep(history, EpochProgress(number + 1, so_far, accuracy, spent, folded))
         task.advance()
     loss_value, accuracy = total.tolist()
     if not math.isfinite(loss_value):
