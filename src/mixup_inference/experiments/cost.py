@@ -38,7 +38,7 @@ from mixup_inference.models.call import Passes, count_passes, logits_of
 from mixup_inference.models.engines import make_engine
 from mixup_inference.models.folding import WORTHWHILE
 from mixup_inference.pool import Pool
-from mixup_inference.training import Recipe
+from mixup_inference.training import OBJECTIVES, Recipe
 
 #: How long each speed is measured.
 SECONDS = 1.0
@@ -152,7 +152,7 @@ def training_passes(recipe: Recipe, images: int) -> tuple[int, int]:
     (1200, 1200)
     """
     per_epoch = min(images, recipe.steps_of_epoch(images) * recipe.batch_size)
-    if recipe.objective in ("erm", "mixup"):
+    if not OBJECTIVES[recipe.objective].adversarial:
         return recipe.epochs * per_epoch, recipe.epochs * per_epoch
     look = recipe.attack_labels == "predicted"
     back = recipe.epochs * per_epoch * (recipe.steps + 2)

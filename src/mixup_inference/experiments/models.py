@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -169,7 +168,7 @@ class Trained(Material):
         network = self.spec.network_of(name)
         if network is not None and network.is_foreign:  # its code may change under its name
             identity["answers"] = self._answers(name)
-        return identity | {"recipe": asdict(self.recipe(name))}
+        return identity | {"recipe": self.recipe(name).header()}
 
     def recipe(self, name: str) -> Recipe:
         """How a model is trained here."""
@@ -181,14 +180,14 @@ class Trained(Material):
         if self.spec.is_trained(name):
             assert network is not None
             said = network.model_dump(exclude_none=True, exclude={"classes"})
-            return {"network": said, **asdict(self.recipe(name))}
+            return {"network": said, **self.recipe(name).header()}
         card: Any = getattr(self.model(name), "card", None)
         try:
             recipe, said = Recipe.of_header(card["recipe"]), dict(card["architecture"])
         except (InputError, KeyError, TypeError, ValueError, AttributeError):
             return None
         of_data = ("num_classes", "channels", "size")
-        return {"network": {k: said[k] for k in said if k not in of_data}, **asdict(recipe)}
+        return {"network": {k: said[k] for k in said if k not in of_data}, **recipe.header()}
 
     def _answers(self, name: str) -> str:
         """A hash of what the user's model answers to a few images, before any training here.

@@ -129,7 +129,9 @@ def _hub(name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A dataclass as a dictionary without what is not a number; anything else as it is."""
+    """A recipe or a dataclass as a dictionary, without NaN; anything else as it is."""
+    if hasattr(value, "header"):
+        return value.header()
     if not is_dataclass(value) or isinstance(value, type):
         return value
     return {k: v for k, v in asdict(value).items() if v == v}  # noqa: PLR0124 (NaN is not itself)
