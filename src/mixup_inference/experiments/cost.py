@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from mixup_inference.attacks import Precision, run_attack
 from mixup_inference.attacks.query import accelerate
-from mixup_inference.attacks.registry import Sketch
 from mixup_inference.datasets import Shape
 from mixup_inference.defenses import make_defense
 from mixup_inference.errors import InputError
@@ -30,10 +29,10 @@ from mixup_inference.experiments.adaptive_attacks import (
     is_mixup,
     sample_attacks,
 )
-from mixup_inference.experiments.experiment import Blank
 from mixup_inference.experiments.models import build_network
 from mixup_inference.experiments.spec import KnowingSpec, RowSpec, Spec
 from mixup_inference.models import from_pretrained
+from mixup_inference.models.base import DummyClassifier
 from mixup_inference.models.call import Passes, count_passes, logits_of
 from mixup_inference.models.engines import make_engine
 from mixup_inference.models.folding import WORTHWHILE
@@ -161,7 +160,7 @@ def training_passes(recipe: Recipe, images: int) -> tuple[int, int]:
 
 def defense_passes(row: RowSpec, draws: int, shape: Shape) -> int:
     """Forward passes an image, counted on a model that knows nothing."""
-    blank = Blank(shape.classes)
+    blank = DummyClassifier(shape.classes, slope=0)
     image = torch.full((1, shape.channels, *shape.size), 0.5)
     pool = Pool(image.expand(shape.classes, -1, -1, -1), torch.arange(shape.classes))
     settings: dict[str, Any] = dict(row.settings)
@@ -232,12 +231,12 @@ def attack_passes(
 ) -> Passes:
     """Forward and backward passes for each point of an attack on a row, judging left out."""
     assert spec.attack is not None
-    model = Sketch(shape.classes)
+    model = DummyClassifier(shape.classes)
     image = torch.full((1, shape.channels, *shape.size), 0.5)
     pool = Pool(image.expand(shape.classes, -1, -1, -1), torch.arange(shape.classes))
     options: dict[str, Any] = {} if row.defense == "none" else {"draws": spec.draws}
     defense = make_defense(row.defense, model, pool, **row.settings, **options)
-    brought = {"surrogates": [Sketch(shape.classes) for _ in range(surrogates)]}
+    brought = {"surrogates": [DummyClassifier(shape.classes) for _ in range(surrogates)]}
     found = run_attack(
         attack.attack,
         defense,

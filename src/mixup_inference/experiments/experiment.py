@@ -25,6 +25,7 @@ from mixup_inference.evaluation.evaluate import answers
 from mixup_inference.experiments.models import Trained
 from mixup_inference.experiments.spec import RowSpec
 from mixup_inference.metrics.accuracy import Accuracy
+from mixup_inference.models.base import DummyClassifier
 from mixup_inference.models.engines import engine_for
 from mixup_inference.utils.io import hash_tensors
 
@@ -76,7 +77,9 @@ class Experiment(Trained):
                 engine_for(self.spec.engine, model.to(self.device), images)
         for row in self.spec.rows:
             trained = self.spec.is_trained(row.model)
-            model = Blank(self.pool.classes) if trained else self.model(row.model)
+            model = (
+                DummyClassifier(self.pool.classes, slope=0) if trained else self.model(row.model)
+            )
             defended = make_defense(row.defense, model, self.pool, **row.settings)
             with torch.no_grad():
                 defended.to(self.device)(images[:1])
@@ -227,15 +230,3 @@ class Experiment(Trained):
         made = made.to(self.device)
         self._defenses[row.title] = made
         return made
-
-
-class Blank(nn.Module):
-    """A classifier that finds all classes equally likely."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.classes = classes
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Zero logits."""
-        return x.new_zeros(x.shape[0], self.classes)

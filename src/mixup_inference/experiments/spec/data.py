@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
@@ -11,7 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from mixup_inference.datasets import check_name
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.experiments.spec.fields import Count, NotNegative, Table
-from mixup_inference.models import MODELS
+from mixup_inference.models import NETWORKS
 from mixup_inference.training import Recipe
 
 
@@ -62,9 +61,7 @@ class NetworkSpec(Table):
     def _known_name(self) -> NetworkSpec:
         if self.is_foreign:
             return self
-        if self.name not in MODELS:
-            raise unknown_name("network", self.name, MODELS)
-        known = set(inspect.signature(MODELS[self.name]).parameters) - {"classes", "channels"}
+        known = NETWORKS[self.name].settings
         for key in (self.model_extra or {}).keys() - known:
             raise unknown_name(f"setting of {self.name}", key, known)
         return self
