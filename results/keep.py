@@ -15,7 +15,7 @@ from typing import Any
 from mixup_inference.experiments import load_spec
 from mixup_inference.experiments.spec import AttackSpec
 from mixup_inference.reporting import write_report, write_results
-from mixup_inference.utils.io import SUMS
+from mixup_inference.utils.io import CHECKSUMS
 
 HERE = Path(__file__).parent
 #: Formats of figures that are not kept: the PNG is what the documentation shows.
@@ -35,7 +35,7 @@ def keep(run: Path, folder: Path, *, join: bool = False) -> Path:
     for path in kept.glob("figures/*"):
         if path.suffix in SPARED:
             path.unlink()
-    (kept / SUMS).unlink()
+    (kept / CHECKSUMS).unlink()
     return kept
 
 

@@ -12,7 +12,7 @@ from mixup_inference.errors import InputError
 from mixup_inference.experiments import Experiment, parse_spec
 from mixup_inference.experiments.run_directory import Run, lock_run
 from mixup_inference.reporting import write_results
-from mixup_inference.utils.io import seal, write_json
+from mixup_inference.utils.io import add_checksum, write_json
 
 SPEC = """
 name = "tiny"
@@ -119,7 +119,7 @@ def edit_a_cell_and_seal_it(folder):
     path = cell(folder)
     document = json.loads(path.read_text())
     document["value"]["correct"] = -1
-    write_json(path, seal(document))
+    write_json(path, add_checksum(document))
     return path
 
 
@@ -192,7 +192,7 @@ def test_cleaning_takes_what_nothing_needs_and_only_with_a_yes(runs, output):
     folder = output / "tiny"
     before = files(output)
     old = cell(folder).with_name("0123456789abcdef.json")  # of other settings
-    write_json(old, seal({"identity": 1, "value": 2}))
+    write_json(old, add_checksum({"identity": 1, "value": 2}))
     model = folder / "models" / "erm-0123456789abcdef"
     shutil.copytree(next((folder / "models").iterdir()), model)
     half = folder / "cells" / ".x.json.abcd1234.tmp"
@@ -293,7 +293,7 @@ def test_two_runs_point_by_point(runs, output):
     assert all(margin >= 0 for margin in value["margins"])
     was = value["labels"][3]
     value["labels"][3], value["margins"][3] = (was + 1) % 10, 0.25
-    write_json(path, seal({k: v for k, v in document.items() if k != "checksum"}))
+    write_json(path, add_checksum({k: v for k, v in document.items() if k != "checksum"}))
     said = runs("compare", "tiny", "other")
     assert f"{(was + 1) % 10} by 0.250000" in said
     assert "1 of 80 labels differs, with margins up to" in said

@@ -88,7 +88,7 @@ def test_digits_has_every_row_of_table_2():
         ("epochs = 2", "epochs = 0", "training: epochs must be at least 1"),
         ("steps = [2, 4]", "steps = []", "attack.steps"),
         ('objective = "mixup"', "", "'models.mixup.objective' is missing"),
-        ('objective = "mixup"', 'objective = "mixpu"', "models.mixup.objective: .*'mixup'"),
+        ('objective = "mixup"', 'objective = "mixpu"', "models.mixup: unknown objective.*'mixup'"),
         ('name = "tiny"', 'name = "../up"', "name: "),
         ("[models.mixup]", '[models."../up"]', "models"),
         ('title = "Mixup"\n', 'titel = "Mixup"\n', "rows.0: .*'titel'; did you mean 'title'"),

@@ -25,7 +25,7 @@ from mixup_inference.cli.run import print_plan, work
 from mixup_inference.datasets.image_folder import load_folder
 from mixup_inference.experiments import check_spec, parse_spec
 from mixup_inference.reporting.console import ConsoleCallback
-from mixup_inference.utils.io import seal
+from mixup_inference.utils.io import add_checksum
 from mixup_inference.utils.progress import RichProgress
 from mixup_inference.utils.text import markdown_words, plain, plain_lines, spreadsheet_cell
 
@@ -181,7 +181,7 @@ def test_results_that_came_from_elsewhere(run, tmp_path):
     changed["versions"] = {evil: evil}
     changed["device"] = changed["name"] = changed["title"] = evil
     changed["timing"]["finished"] = evil
-    (inside / "results.json").write_text(json.dumps(seal(changed)), encoding="utf-8")
+    (inside / "results.json").write_text(json.dumps(add_checksum(changed)), encoding="utf-8")
     write_reports((inside,), None)
     page = (inside / "report.html").read_text(encoding="utf-8")
     check_page(page)

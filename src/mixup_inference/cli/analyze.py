@@ -13,7 +13,7 @@ from mixup_inference.cli.run import open_experiment
 from mixup_inference.experiments import analyses, check_spec, load_spec
 from mixup_inference.experiments.spec import FiguresSpec
 from mixup_inference.reporting.summary import linear_enough
-from mixup_inference.utils.io import add_sums, write_json
+from mixup_inference.utils.io import add_checksums, write_json
 
 if TYPE_CHECKING:
     from mixup_inference.cli.options import Common
@@ -36,7 +36,7 @@ def analyze_one(name: str | None, one: OneModel, common: Common) -> None:
         found = analyses(experiment, tradeoffs=False)
         path = experiment.folder / "analysis.json"
         write_json(path, found)
-        add_sums(experiment.folder, [path])
+        add_checksums(experiment.folder, [path])
     if common.quiet:
         return
     console = Console()

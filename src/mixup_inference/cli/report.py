@@ -11,7 +11,7 @@ from mixup_inference.cli.run import alone_in
 from mixup_inference.errors import InputError, MixupInferenceError, MixupInferenceWarning
 from mixup_inference.experiments import SCHEMA
 from mixup_inference.reporting import write_comparison, write_report
-from mixup_inference.utils.io import broken_seal, is_file, parse_json, read_text
+from mixup_inference.utils.io import checksum_problem, is_file, parse_json, read_text
 from mixup_inference.utils.text import plain_lines, plain_values
 
 #: Bytes; no run leaves more.
@@ -60,7 +60,7 @@ def _read(run: Path) -> dict[str, Any]:
         or not results.keys() >= needed
     ):
         raise InputError(f"{path} is not the results.json of a run by this version.")
-    problem = broken_seal(results)
+    problem = checksum_problem(results)
     if problem is not None and "checksum" in results:
         raise InputError(f"{path} {problem}. Run the experiment again; what is whole is reused.")
     if problem is not None:

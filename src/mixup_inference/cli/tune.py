@@ -14,7 +14,7 @@ from mixup_inference.evaluation.grid_search import grid_of, in_words
 from mixup_inference.experiments import Tuned, load_spec, tune
 from mixup_inference.metrics.accuracy import cell_entry
 from mixup_inference.reporting.tables import percent, with_margin
-from mixup_inference.utils.io import add_sums
+from mixup_inference.utils.io import add_checksums
 from mixup_inference.validation import check_number
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def tune_one(name: str | None, one: OneModel, loss: float, common: Common) -> No
         path = experiment.folder / "presets" / f"{model}+{one.defense}.toml"
         comment = _comment(tuned, f"{model} of {spec.title}", loss)
         write_preset(path, one.defense, tuned.settings, comment=comment)
-        add_sums(experiment.folder, [path])
+        add_checksums(experiment.folder, [path])
     if not common.quiet:
         _print(Console(), tuned, one.defense, loss)
         Console().print(f"\nKept as {path}", highlight=False, soft_wrap=True, markup=False)

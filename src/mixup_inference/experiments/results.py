@@ -8,8 +8,8 @@ import platform
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from mixup_inference import __version__
 from mixup_inference.metrics.accuracy import as_bits, cell_entry
-from mixup_inference.version import __version__
 
 if TYPE_CHECKING:
     from mixup_inference.experiments.experiment import Cell, Experiment, Table

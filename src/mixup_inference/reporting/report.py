@@ -10,13 +10,13 @@ from mixup_inference.reporting.figures import charts, draw, write_chart
 from mixup_inference.reporting.figures.chart import inline
 from mixup_inference.reporting.page import comparison, page
 from mixup_inference.reporting.tables import adaptive_csv, as_csv, markdown
-from mixup_inference.utils.io import add_sums, seal, write_json, write_text
+from mixup_inference.utils.io import add_checksum, add_checksums, write_json, write_text
 
 
 def write_results(results: dict[str, Any], folder: Path) -> list[Path]:
     """Write results.json and the tables; returns the paths."""
     paths = [folder / name for name in ("results.json", "table.md", "table.csv")]
-    write_json(paths[0], seal(results))
+    write_json(paths[0], add_checksum(results))
     write_text(paths[1], markdown(results))
     write_text(paths[2], as_csv(results))
     if results.get("adaptive"):
@@ -24,7 +24,7 @@ def write_results(results: dict[str, Any], folder: Path) -> list[Path]:
         write_text(paths[3], adaptive_csv(results["adaptive"]))
     else:
         (folder / "adaptive.csv").unlink(missing_ok=True)  # of the results before these
-    add_sums(folder, paths)
+    add_checksums(folder, paths)
     return paths
 
 
@@ -37,7 +37,7 @@ def write_report(results: dict[str, Any], folder: Path) -> list[Path]:
         paths += write_chart(chart, drawing, folder / "figures")
     path = folder / "report.html"
     write_text(path, page(results, figures))
-    add_sums(folder, [path, *paths])
+    add_checksums(folder, [path, *paths])
     return [path, *paths]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mixup_inference.reporting.figures.style import RC
-from mixup_inference.utils.io import replacing, write_json, write_text
+from mixup_inference.utils.io import atomic_write, write_json, write_text
 from mixup_inference.utils.text import spreadsheet_cell
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def write_chart(chart: Chart, drawing: Drawing, folder: Path) -> list[Path]:
     """Write NAME.svg, NAME.png, and the data as NAME.json and NAME.csv; returns the paths."""
     paths = [folder / f"{chart.file}.{kind}" for kind in ("svg", "png", "json", "csv")]
     write_text(paths[0], drawing.svg)
-    with replacing(paths[1]) as temporary:
+    with atomic_write(paths[1]) as temporary:
         temporary.write_bytes(drawing.png)
     write_json(paths[2], {"name": chart.name, "title": chart.title, "rows": chart.rows})
     write_text(paths[3], as_csv(chart.rows))
