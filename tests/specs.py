@@ -31,7 +31,7 @@ def tiny_spec(**changes: Any) -> dict[str, Any]:
     >>> tiny_spec(data={"test": 5}, attack=None)["data"]
     {'name': 'digits', 'test': 5}
     """
-    return _merged(copy.deepcopy(TINY), changes)
+    return merged(TINY, **changes)
 
 
 def tiny_toml(**changes: Any) -> str:
@@ -39,15 +39,17 @@ def tiny_toml(**changes: Any) -> str:
     return to_toml(tiny_spec(**changes))
 
 
-def _merged(table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def merged(document: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A copy of a document with changes, as ``tiny_spec`` has them."""
+    out = copy.deepcopy(document)
     for key, value in changes.items():
         if value is None:
-            table.pop(key, None)
-        elif isinstance(value, dict) and isinstance(table.get(key), dict):
-            table[key] = _merged(table[key], value)
+            out.pop(key, None)
+        elif isinstance(value, dict) and isinstance(out.get(key), dict):
+            out[key] = merged(out[key], **value)
         else:
-            table[key] = copy.deepcopy(value)
-    return table
+            out[key] = copy.deepcopy(value)
+    return out
 
 
 def to_toml(document: dict[str, Any], path: str = "") -> str:

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from mixup_inference import MixupInference
+from mixup_inference.defenses import DEFENSES
 from mixup_inference.metrics.accuracy import newcombe
-from mixup_inference.reporting import labels
 from mixup_inference.reporting.claims import claims
 from mixup_inference.reporting.claims.accuracy import DEFAULT_LAM
 from mixup_inference.reporting.figures import charts
@@ -276,13 +276,16 @@ def test_results_without_figures_or_with_unknown_trainings_have_claims_too():
     assert verdict(found, "oblivious-robustness") == "holds"
 
 
-def test_a_new_baseline_is_compared_without_an_edit(monkeypatch):
+def test_a_new_baseline_is_compared_without_an_edit():
     """A defence counts as a baseline by its group; one that nobody knows is left out."""
     other = row("mixup", "brand-new", 480, 300, 400)
     found = results(BARE, HELPS, row("mixup", "gaussian", 480, 50, 60), other)
     assert verdict(found, "beats-baselines") == "holds"
-    monkeypatch.setitem(labels._DEFENSES, "brand-new", ("baseline", "brand new"))
-    assert verdict(found, "beats-baselines") == "does not hold"
+    DEFENSES.register("brand-new", group="baseline")(lambda model: model)
+    try:
+        assert verdict(found, "beats-baselines") == "does not hold"
+    finally:
+        DEFENSES.remove("brand-new")
 
 
 def test_every_score_without_a_ratio_is_a_baseline_of_detection():

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from mixup_inference.defenses import DEFENSES
+
 
 class _Objective(NamedTuple):
     title: str
@@ -14,16 +16,6 @@ class _Objective(NamedTuple):
     uses_mixup: bool
 
 
-_DEFENSES = {
-    "none": ("none", "no defence"),
-    "mi-ol": ("mixup", "MI-OL"),
-    "mi-pl": ("mixup", "MI-PL"),
-    "mi-combined": ("mixup", "MI-Combined"),
-    "gaussian": ("baseline", "Gaussian noise"),
-    "rotation": ("baseline", "random rotation"),
-    "resize-pad": ("baseline", "resize and pad"),
-    "crop-resize": ("baseline", "crop and resize"),
-}
 _OBJECTIVES = {
     "erm": _Objective("ERM", adversarial=False, uses_mixup=False),
     "mixup": _Objective("mixup", adversarial=False, uses_mixup=True),
@@ -48,12 +40,12 @@ _THREAT_MODELS = {
 
 def defense_group(name: str) -> str:
     """One of "mixup", "baseline", "none" and "user"."""
-    return _DEFENSES[name][0] if name in _DEFENSES else "user"
+    return DEFENSES[name].group if name in DEFENSES else "user"
 
 
 def defense_title(name: str) -> str:
     """A defence's name in text and figures."""
-    return _DEFENSES[name][1] if name in _DEFENSES else name
+    return DEFENSES[name].title if name in DEFENSES else name
 
 
 def objective_title(name: str) -> str:
