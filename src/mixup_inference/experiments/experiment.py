@@ -33,6 +33,7 @@ from mixup_inference.experiments.spec import RowSpec, Spec
 from mixup_inference.metrics.accuracy import Accuracy
 from mixup_inference.models.base import DummyClassifier
 from mixup_inference.models.engines import engine_for
+from mixup_inference.reporting.schema import Results
 from mixup_inference.utils.distributed import Ranks, check_device, make_folder
 from mixup_inference.utils.io import hash_tensors
 from mixup_inference.utils.progress import SILENT, Progress
@@ -103,7 +104,7 @@ class Experiment:
         self._examples: dict[tuple[str, str, str], TensorFile] = {}
         make_folder(folder)
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Results:
         """Go through all stages; the contents of results.json."""
         started = time.perf_counter()
         self.train()
