@@ -103,3 +103,18 @@ def test_the_cards_have_the_numbers_of_the_results(name):
     data, objective = header["data"], header["objective"]
     for lines in (cards._accuracy(header, data, objective), cards._defended(data, objective)):
         assert "\n".join(lines) in written
+
+
+@pytest.mark.parametrize(
+    ("text", "loads"),
+    [
+        ('<link rel="stylesheet" href="https://fonts.example/a.css">', True),
+        ("<script src=//cdn.example/b.js></script>", True),
+        ("<style>@import url(https://fonts.example/c.css)</style>", True),
+        ('<a href="https://example.org">elsewhere</a> <img src="d.png">', False),
+        ('<link rel="canonical" href="https://example.org/e.html">', False),
+    ],
+)
+def test_pages_that_load_from_elsewhere_are_found(text, loads, tmp_path):
+    (tmp_path / "page.html").write_text(text)
+    assert bool(tool("check_site").outside(tmp_path)) == loads
