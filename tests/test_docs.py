@@ -1,14 +1,15 @@
 """The documentation: its code blocks run, its links lead somewhere, its API pages are complete.
 
-The blocks of a page run in order: Python in one namespace, shell (``sh``) in one folder. A block with
-``title="name"`` is written to that file instead. One that cannot run here stands below a comment
-``<!-- not run: reason -->``, and is counted.
+The blocks of a page run in order: Python in one namespace, shell (``sh``) in one folder. A block
+with ``title="name"`` is written to that file instead. One that cannot run here stands below a
+comment ``<!-- not run: reason -->``, and is counted.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -38,7 +39,8 @@ class Block(NamedTuple):
 
 def blocks(page):
     text = page.read_text(encoding="utf-8")
-    assert text.count("\n```") == 2 * len(found := BLOCK.findall(text)), "a fence is not understood"
+    found = BLOCK.findall(text)
+    assert text.count("\n```") == 2 * len(found), "a fence is not understood"
     return [Block(*block) for block in found]
 
 
@@ -64,9 +66,8 @@ def shell(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
 
     def run(code):
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", code], capture_output=True, text=True, check=False
-        )
+        command = [shutil.which("bash"), "-euo", "pipefail", "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
 
     return run
