@@ -22,6 +22,13 @@ import mixup_inference
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BESIDES = [
+    "SECURITY.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "results/README.md",
+    "benchmarks/README.md",
+]
 BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>.+?) -->\n)?"
     r"```(?P<language>\w*)(?: title=\"(?P<title>[\w.-]+)\")?[^\n]*\n(?P<code>.*?)^```$",
@@ -95,7 +102,11 @@ def test_what_cannot_run_is_counted():
     assert len(marked) == 11, marked
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, *(ROOT / name for name in BESIDES)],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
 def test_every_block_says_its_language_and_every_link_leads_somewhere(page):
     assert {block.language for block in blocks(page)} <= {"python", "sh", "toml", "text"}
     for link in LINK.findall(page.read_text(encoding="utf-8")):
