@@ -25,9 +25,9 @@ STEPS = 10
 def shrink(experiment: Experiment) -> list[dict[str, object]]:
     """Accuracy of every model of a run on clean points plus parts of their perturbations."""
     assert experiment.spec.attack is not None
-    test, rows = experiment.points["test"], []
+    test, rows = experiment.data.points["test"], []
     for name, mode in product(experiment.spec.used_models, experiment.spec.attack.modes):
-        model, clean = experiment.model(name), test.pixels
+        model, clean = experiment.models[name], test.pixels
         change = experiment.examples(name, mode)[STEPS] - clean
         for part in PARTS:
             found = evaluate(model, clean + part * change, test.labels)

@@ -11,7 +11,7 @@ from mixup_inference.attacks import base_of, judge
 from mixup_inference.datasets import Shape
 from mixup_inference.errors import InputError
 from mixup_inference.evaluation import check_attack, worst_case
-from mixup_inference.experiments import Experiment, Listener, check_spec, parse_spec, plan
+from mixup_inference.experiments import Callback, Experiment, check_spec, parse_spec, plan
 from mixup_inference.experiments.adaptive import adaptive
 from mixup_inference.experiments.adaptive_attacks import Bench, adaptive_rows
 from mixup_inference.experiments.adaptive_extras import gallery
@@ -103,7 +103,7 @@ defense = "rotation"
 ROWS = 'rows = ["mi-ol", "combined"]\npoints = 24'
 
 
-class Counting(Listener):
+class Counting(Callback):
     def __init__(self) -> None:
         self.computed: list[str] = []
 
@@ -126,7 +126,7 @@ def run(spec, tmp_path_factory):
     listeners = [Counting(), Counting()]
     documents = []
     for listener in listeners:
-        experiment = Experiment(spec, folder, listener=listener)
+        experiment = Experiment(spec, folder, callback=listener)
         documents.append(adaptive(experiment))
     return experiment, documents, listeners
 
@@ -162,7 +162,7 @@ def test_numbers_are_those_of_judging_the_stored_examples_again(run):
     record = bench.record(row, eot)
     fooled = judge(
         experiment.defense(row),
-        record.examples,
+        record.file["examples"],
         bench.points.labels,
         repeats=3,
         index=bench.points.index,
@@ -270,7 +270,7 @@ def test_a_damaged_file_is_made_again(run, spec):
     listener = Counting()
     path = next((experiment.folder / "attacks").glob("mixup-mi-ol-eot-pgd-*"))
     path.write_bytes(path.read_bytes()[:100])
-    again = adaptive(Experiment(spec, experiment.folder, listener=listener))
+    again = adaptive(Experiment(spec, experiment.folder, callback=listener))
     assert len([what for what in listener.computed if "on mi-ol" in what]) == 1
     strip = lambda d: json.loads(json.dumps(d, default=str).replace("seconds", "s"))  # noqa: E731
     for one, other in zip(strip(document)["rows"], strip(again)["rows"], strict=True):

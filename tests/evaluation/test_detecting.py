@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
 from mixup_inference import CombinedInference, MixupDetector, pgd
+from mixup_inference.defenses import gap
+from mixup_inference.detection import SCORES, ScoreEntry
 from mixup_inference.evaluation.detection import (
     Points,
     answer,
@@ -31,7 +35,7 @@ def test_the_answers_do_not_depend_on_the_batch_size(trained, pool, measured):
     sets, answers, _ = measured
     again = answer(trained, pool, sets, lams=(0.5,), draws=4, seed=1, batch_size=13)
     for name in sets:
-        for kind in ("MI-PL", "MI-OL"):
+        for kind in ("mi-pl", "mi-ol"):
             torch.testing.assert_close(again.after[kind, 0.5][name], answers.after[kind, 0.5][name])
 
 
@@ -72,6 +76,37 @@ def test_entropy_and_confidence_by_hand(trained, measured):
     torch.testing.assert_close(found["entropy", None], by_hand, atol=1e-5, rtol=0)
 
 
+def test_a_new_score_is_one_entry(measured):
+    _, answers, found = measured
+
+    @SCORES.register("little change")
+    def margin(log_p):
+        return -log_p.topk(2).values.diff(dim=1).abs()[:, 0]
+
+    SCORES.add(ScoreEntry("official gap", partial(gap, convention="official"), defense="mi-ol"))
+    try:
+        more = measure_detection(answers, ["untargeted"])["scores"]
+    finally:
+        SCORES.remove("little change")
+        SCORES.remove("official gap")
+    keys = [(entry["score"], entry["lam"]) for entry in more]
+    assert {("little change", None), ("official gap", 0.3), ("official gap", 0.5)} < set(keys)
+    assert [e for e in more if e["score"] in SCORES] == found["scores"]
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_every_score_is_larger_where_it_is_more_suspicious(name):
+    entry = SCORES[name]
+    sure, torn = torch.tensor([[0.98, 0.01, 0.01], [0.4, 0.35, 0.25]]).log()[:, None]
+    if entry.defense is None:
+        low, high = entry.function(sure), entry.function(torn)
+    else:
+        low, high = entry.function(sure, sure), entry.function(sure, torn)
+    assert low.shape == high.shape == (1,)
+    assert float(high) > float(low)
+    assert entry.title
+
+
 def test_the_calibrated_threshold_is_judged_on_other_points(measured):
     _, answers, found = measured
     for entry in found["scores"]:
@@ -88,7 +123,7 @@ def test_combined_at_its_ends_and_in_between(trained, pool, parts, measured):
     table = measure_combined(answers, labels, ["untargeted"], lam=0.5)
     for name in ("clean", "untargeted"):
         bare = int((answers.before[name].argmax(1) == labels).sum())
-        other = int((answers.after["MI-OL", 0.5][name].argmax(1) == labels).sum())
+        other = int((answers.after["mi-ol", 0.5][name].argmax(1) == labels).sum())
         assert table[-1]["threshold"] == 1.0
         assert table[-1][name]["correct"] == bare  # nothing exceeds a gap of one
         all_flagged = [row for row in table if row[f"{name} flagged"]["accuracy"] == 1]

@@ -54,13 +54,17 @@ def with_a_test_part(monkeypatch):
 
 def test_the_pool_is_the_training_images_or_all_test_images(with_a_test_part, tmp_path):
     train, test = (Experiment(parse_spec(from_pool(part)), tmp_path) for part in ("train", "test"))
-    assert torch.equal(train.pool.images, with_a_test_part.train.images)
-    assert torch.equal(test.pool.images, with_a_test_part.test.images)
-    assert train.model_folder("mixup") == test.model_folder("mixup")  # nothing is trained twice
+    assert torch.equal(train.data.pool.images, with_a_test_part.train.images)
+    assert torch.equal(test.data.pool.images, with_a_test_part.test.images)
+    assert train.models.folder_of("mixup") == test.models.folder_of(
+        "mixup"
+    )  # nothing is trained twice
     (row,), (column, *_) = train.spec.rows, train.columns
-    assert train.cell_part(row, column) != test.cell_part(row, column)
+    assert train.cache.path("cells", train.cell_identity(row, column)) != test.cache.path(
+        "cells", test.cell_identity(row, column)
+    )
     for part in ("test", "train"):
-        assert torch.equal(train.points[part].images, test.points[part].images)
+        assert torch.equal(train.data.points[part].images, test.data.points[part].images)
 
 
 def test_without_a_test_part_there_is_no_such_pool(tmp_path):
@@ -73,8 +77,8 @@ def test_fewer_points_are_the_first_of_the_same_experiment(tmp_path):
     few = on_points(whole, 7)
     assert few.name == "tiny-7"
     all_of_it, part = (Experiment(spec, tmp_path / spec.name) for spec in (whole, few))
-    assert torch.equal(part.points["test"].index, all_of_it.points["test"].index[:7])
-    assert part.model_identity("mixup") == all_of_it.model_identity("mixup")
+    assert torch.equal(part.data.points["test"].index, all_of_it.data.points["test"].index[:7])
+    assert part.models.identity("mixup") == all_of_it.models.identity("mixup")
     for count, words in ((0, "at least 1"), (21, "has 20 test points, not 21")):
         with pytest.raises(InputError, match=words):
             on_points(whole, count)
@@ -86,7 +90,7 @@ def test_another_precision_is_another_model(tmp_path):
     said = parse_spec(SPEC + "\n[training]\nprecision = 'bf16-mixed'\n")
     fabric = make_fabric(precision="bf16-mixed")
     plain, by_spec, by_fabric = (
-        Experiment(one, tmp_path, fabric=fabric).model_folder("mixup")
+        Experiment(one, tmp_path, fabric=fabric).models.folder_of("mixup")
         for one, fabric in ((spec, None), (said, None), (spec, fabric))
     )
     assert plain != by_spec == by_fabric
@@ -100,14 +104,18 @@ def test_another_engine_computes_every_defence_of_an_experiment(tmp_path):
     assert spec == with_engine(parse_spec(SPEC), "folded")
     plain, folded = (Experiment(one, tmp_path) for one in (parse_spec(SPEC), spec))
     (row,), (column, *_) = spec.rows, plain.columns
-    assert plain.cell_part(row, column) != folded.cell_part(row, column)
-    assert plain.model_folder("mixup") == folded.model_folder("mixup")
+    assert plain.cache.path("cells", plain.cell_identity(row, column)) != folded.cache.path(
+        "cells", folded.cell_identity(row, column)
+    )
+    assert plain.models.folder_of("mixup") == folded.models.folder_of("mixup")
     for run, name in ((plain, "eager"), (folded, "folded")):
-        run._models["mixup"] = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        run.models._models["mixup"] = torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(64, 10)
+        )
         assert run.defense(row).engine == name
     own = parse_spec(SPEC.replace('"mi-ol"', '"mi-ol"\nengine = "compiled"'))
     other = Experiment(with_engine(own, "folded"), tmp_path)
-    other._models["mixup"] = folded._models["mixup"]
+    other.models._models["mixup"] = folded.models._models["mixup"]
     assert other.defense(own.rows[0]).engine == "compiled"
     with pytest.raises(InputError, match="did you mean 'folded'"):
         parse_spec(SPEC.replace("draws = 2", 'engine = "foldet"'))
@@ -136,7 +144,7 @@ def test_attacks_in_another_precision_are_others(tmp_path):
     one, other = (run.examples_identity("mixup", "untargeted") for run in (plain, rounded))
     assert "precision" not in one["attack"]  # so that examples of earlier runs are found
     assert other["attack"]["precision"] == "bf16-mixed"
-    assert plain.model_folder("mixup") == rounded.model_folder("mixup")
+    assert plain.models.folder_of("mixup") == rounded.models.folder_of("mixup")
 
 
 def test_margins_without_end_are_kept(tmp_path, monkeypatch):
@@ -150,10 +158,10 @@ def test_margins_without_end_are_kept(tmp_path, monkeypatch):
 
     monkeypatch.setattr(run, "defense", lambda _: Logits(sure))
     total = run.cell(row, column)
-    kept = run.store.value("cells", "", run.cell_identity(row, column), lambda: None).value
+    kept = run.cache.get_or_compute("cells", "", run.cell_identity(row, column), lambda: None).value
     assert kept["margins"] == 20 * [None]
     assert kept["labels"] == 20 * [3]
-    assert total.correct == int((run.points["test"].labels == 3).sum())
+    assert total.accuracy.correct == int((run.data.points["test"].labels == 3).sum())
 
 
 class Logits(torch.nn.Module):

@@ -1,33 +1,29 @@
-"""One command at a time in a folder, and the second knows why it has to wait."""
+"""One command at a time in a folder."""
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
 import sys
-from dataclasses import asdict, replace
 
 import filelock
 import pytest
 
 from mixup_inference.errors import InputError
-from mixup_inference.experiments import run_directory
-from mixup_inference.experiments.run_directory import HOLDER, LOCK, holder_of, working_in
+from mixup_inference.experiments.run_directory import LOCK, is_locked, lock_run
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from mixup_inference.experiments.run_directory import working_in
-with working_in(Path(sys.argv[1]), "mixup-inference run digits"):
+from mixup_inference.experiments.run_directory import lock_run
+with lock_run(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """
 
 
 def hold(folder):
-    with working_in(folder, "again"):
+    with lock_run(folder):
         pass
 
 
@@ -42,60 +38,34 @@ def other(tmp_path):
         process.kill()
 
 
-def test_the_second_is_told_who_is_there_and_a_dead_one_is_recognised(tmp_path, other):
-    with pytest.raises(InputError) as refused:
+def test_the_second_process_is_refused_until_the_first_has_ended(tmp_path, other):
+    assert is_locked(tmp_path)
+    with pytest.raises(InputError, match=f"another process is working in {tmp_path}"):
         hold(tmp_path)
-    words = str(refused.value)
-    assert f"{tmp_path} is being worked on by process {other.pid} on " in words
-    assert "(mixup-inference run digits). Wait for it, or give another --output." in words
     other.send_signal(signal.SIGKILL)
     other.wait()
-    left = holder_of(tmp_path)
-    assert left is not None
-    assert left.gone
-    with working_in(tmp_path, "me") as before:
-        assert before == left
-        assert holder_of(tmp_path).pid == os.getpid()
-        assert not holder_of(tmp_path).gone
-    with working_in(tmp_path, "me") as before:
-        assert before is None
+    assert not is_locked(tmp_path)
+    hold(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == [LOCK]
 
 
 def test_it_is_given_back_after_an_error_and_not_taken_twice(tmp_path):
-    with working_in(tmp_path, "me"), pytest.raises(InputError, match=f"process {os.getpid()} on"):
+    assert not is_locked(tmp_path)
+    with lock_run(tmp_path), pytest.raises(InputError, match="another process"):
         hold(tmp_path)
-    with pytest.raises(ZeroDivisionError), working_in(tmp_path, "me"):
+    with pytest.raises(ZeroDivisionError), lock_run(tmp_path):
         raise ZeroDivisionError
     hold(tmp_path)
 
 
-def test_a_holder_that_has_not_said_who_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_directory, "PATIENCE", 0.05)
-    held = filelock.FileLock(tmp_path / LOCK)
-    for words in (None, "", "{}", "[]", '{"pid": 1}'):
-        if words is not None:
-            (tmp_path / HOLDER).write_text(words)
-        with held, pytest.raises(InputError, match="by another process"):
-            hold(tmp_path)
+@pytest.mark.parametrize("refusal", [OSError(37, "No locks available"), NotImplementedError()])
+def test_a_file_system_without_locks(tmp_path, monkeypatch, refusal):
+    """Then a file is the lock; after a crash it stays, and the message says what to do."""
 
+    def refuse(self):
+        raise refusal
 
-def test_a_file_system_without_locks(tmp_path, monkeypatch):
-    """Then the word of the holder counts, if it lives or lives elsewhere."""
-
-    def refuse(self, **_):
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
-    with working_in(tmp_path, "me"):
-        me = holder_of(tmp_path)
-        with pytest.raises(InputError, match=f"process {os.getpid()} on"):
-            hold(tmp_path)
-    reborn = replace(me, born="1")  # another process has its number by now
-    elsewhere = replace(me, host="elsewhere")
-    (tmp_path / HOLDER).write_text(json.dumps(asdict(reborn)))
-    with working_in(tmp_path, "me") as before:
-        assert before == reborn
-    (tmp_path / HOLDER).write_text(json.dumps(asdict(elsewhere)))
-    with pytest.raises(InputError, match=r"on elsewhere.*cannot be known from here, delete"):
+    monkeypatch.setattr(filelock.FileLock, "_acquire", refuse)
+    with lock_run(tmp_path), pytest.raises(InputError, match=rf"delete {tmp_path}/{LOCK}\.soft"):
         hold(tmp_path)
+    hold(tmp_path)

@@ -11,7 +11,7 @@ import torch
 from mixup_inference import InputError, create_model, save_checkpoint, save_pretrained
 from mixup_inference.datasets import load_dataset
 from mixup_inference.experiments import Experiment, parse_spec
-from mixup_inference.experiments.models import bring_model
+from mixup_inference.experiments.models import load_model
 from mixup_inference.experiments.spec import NetworkSpec
 from mixup_inference.training import Recipe
 
@@ -91,7 +91,7 @@ def test_more_outputs_than_classes_are_fine_without_a_pool(here):
 def test_half_precision_models_are_measured_in_single(here):
     made = experiment(here, 'network = {name = "own_net:half"}', 'defense = "mi-ol"')
     made.check()
-    assert made.cell(made.spec.rows[0], made.columns[0]).total == 20
+    assert made.cell(made.spec.rows[0], made.columns[0]).accuracy.total == 20
 
 
 def test_a_checkpoint_of_ours_brings_its_normalisation(tmp_path):
@@ -101,24 +101,24 @@ def test_a_checkpoint_of_ours_brings_its_normalisation(tmp_path):
     x = digits.pixels[:4]
     for network in (None, NetworkSpec(name="small_cnn"), NetworkSpec(name="small_cnn", mean=0.2)):
         for weights in (tmp_path / "m", tmp_path / "m" / "model.safetensors"):
-            assert torch.equal(bring_model(network, str(weights), digits)(x), model(x))
+            assert torch.equal(load_model(network, str(weights), digits)(x), model(x))
     for wrong in (NetworkSpec(name="small_cnn", mean=0.3), NetworkSpec(name="resnet20")):
         with pytest.raises(InputError, match="says that its"):
-            bring_model(wrong, str(tmp_path / "m"), digits)
+            load_model(wrong, str(tmp_path / "m"), digits)
 
 
 def test_a_model_tells_how_it_was_trained_if_it_knows(tmp_path):
     here = experiment(
         tmp_path, 'network = {name = "small_cnn", width = 4}\nobjective = "erm"\nepochs = 3'
-    ).training("mine")
+    ).models.training("mine")
     assert (here["network"], here["epochs"]) == ({"name": "small_cnn", "width": 4}, 3)
     model = create_model("small_cnn", 10, channels=1, width=4)
     save_pretrained(model, tmp_path / "m", recipe=Recipe(objective="erm", epochs=3))
-    there = experiment(tmp_path, f'weights = "{tmp_path / "m"}"').training("mine")
+    there = experiment(tmp_path, f'weights = "{tmp_path / "m"}"').models.training("mine")
     assert there["network"] == here["network"]
     assert {k: there[k] for k in there if here[k] != there[k]} == {}
     save_pretrained(model, tmp_path / "n")
-    assert experiment(tmp_path, f'weights = "{tmp_path / "n"}"').training("mine") is None
+    assert experiment(tmp_path, f'weights = "{tmp_path / "n"}"').models.training("mine") is None
     for rubbish in ({"epochs": "<b>"}, {"milestones": "many"}, {"depth": 3}, [1], "mixup", None):
         header = tmp_path / "n" / "model.safetensors"
         save_checkpoint(header, model, recipe=rubbish)
@@ -128,20 +128,20 @@ def test_a_model_tells_how_it_was_trained_if_it_knows(tmp_path):
 
 def test_changed_code_makes_another_model(here):
     model = 'network = {name = "own_net:build"}\nobjective = "erm"\nepochs = 1'
-    before = experiment(here, model).model_identity("mine")
-    assert experiment(here, model).model_identity("mine") == before
+    before = experiment(here, model).models.identity("mine")
+    assert experiment(here, model).models.identity("mine") == before
     (here / "own_net.py").write_text(FACTORY.replace("nn.Flatten()", "nn.Flatten(), nn.Tanh()"))
     sys.modules.pop("own_net")
-    assert experiment(here, model).model_identity("mine") != before
+    assert experiment(here, model).models.identity("mine") != before
 
 
 def test_the_pool_is_part_of_what_determines_a_cell(here):
     made = experiment(here, 'network = {name = "own_net:build"}', 'defense = "mi-ol"')
-    before = made.model_identity("mine")
+    before = made.models.identity("mine")
     other = experiment(here, 'network = {name = "own_net:build"}', 'defense = "mi-ol"')
-    train = other.points["train"]
+    train = other.data.points["train"]
     train.labels[100:] = train.labels[100:].flip(0)
-    assert other.model_identity("mine") != before
+    assert other.models.identity("mine") != before
 
 
 def test_large_images_are_attacked_a_few_at_a_time(tmp_path):

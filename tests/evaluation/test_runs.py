@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 
 import pytest
 
 from mixup_inference.cli import app
 from mixup_inference.errors import InputError
-from mixup_inference.experiments import Experiment, collect, parse_spec
-from mixup_inference.experiments.run_directory import Run, working_in
+from mixup_inference.experiments import Experiment, parse_spec
+from mixup_inference.experiments.run_directory import Run, lock_run
 from mixup_inference.reporting import write_results
 from mixup_inference.utils.io import seal, write_json
 
@@ -54,7 +53,7 @@ defense = "mi-ol"
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "tiny"
-    results = collect(Experiment(parse_spec(SPEC), folder), seconds=1.0)
+    results = Experiment(parse_spec(SPEC), folder).run()
     write_results(results, folder)
     return folder
 
@@ -84,7 +83,7 @@ def runs(output, capsys):
 def test_results_say_what_they_were_made_from(output):
     results = json.loads((output / "tiny" / "results.json").read_text())
     kinds = [name.split("/")[0] for name in results["artefacts"]]
-    assert {kind: kinds.count(kind) for kind in kinds} == {"models": 3, "attacks": 1, "cells": 4}
+    assert {kind: kinds.count(kind) for kind in kinds} == {"models": 4, "attacks": 1, "cells": 4}
     assert None not in results["artefacts"].values()
     assert results["versions"]["mixup-inference"]
     assert results["spec"]["name"] == "tiny"
@@ -99,8 +98,8 @@ def test_a_whole_run(runs, output):
     for words in ("A tiny experiment", "draws = 2", "torch", "last.safetensors", "  used"):
         assert words in shown
     assert "not used" not in shown
-    assert "8 parts, no problems" in runs("verify")
-    assert "8 parts, no problems" in runs("verify", output / "tiny")
+    assert "9 parts, no problems" in runs("verify")
+    assert "9 parts, no problems" in runs("verify", output / "tiny")
     assert "deleted 0 files" in runs("clean", "tiny", "--yes")
 
 
@@ -153,7 +152,7 @@ def lose(pattern):
     [
         (edit_a_cell, "was changed after it was written"),
         (edit_a_cell_and_seal_it, "is not the one that results.json was made from"),
-        (swap_cells, "holds another part"),
+        (swap_cells, "holds another result"),
         (cut("attacks/*"), "not a readable safetensors file"),
         (cut("models/*/last.safetensors"), "not a readable safetensors file"),
         (cut("models/*/model.safetensors"), "not a readable safetensors file"),
@@ -214,7 +213,7 @@ def test_cleaning_takes_what_nothing_needs_and_only_with_a_yes(runs, output):
     for name in (old.name, half.name, "erm-0123456789abcdef", "killed", "not made from it"):
         assert name in said
     assert files(output) == every
-    assert "deleted 5 files" in runs("clean", "tiny", "--yes")
+    assert "deleted 6 files" in runs("clean", "tiny", "--yes")
     gone = {
         old,
         half,
@@ -229,16 +228,16 @@ def test_cleaning_takes_what_nothing_needs_and_only_with_a_yes(runs, output):
 def test_a_run_without_results_keeps_its_parts(runs, output):
     folder = output / "tiny"
     (folder / "results.json").unlink()
-    assert "unfinished (3 models, 1 attacks, 4 cells)" in runs("list")
+    assert "unfinished (1 models, 1 attacks, 4 cells)" in runs("list")
     edit_a_cell(folder)
     assert "deleted 1 files" in runs("clean", "tiny", "--yes")
     assert len(list(folder.glob("cells/*"))) == 3
 
 
 def test_nothing_is_cleaned_while_a_command_works(runs, output):
-    with working_in(output / "tiny", "mixup-inference run tiny"):
-        assert f"at work: process {os.getpid()}" in runs("list")
-        with pytest.raises(InputError, match="is being worked on by"):
+    with lock_run(output / "tiny"):
+        assert "at work" in runs("list")
+        with pytest.raises(InputError, match="another process is working in"):
             runs("clean", "tiny", "--yes")
         assert "no problems" in runs("verify")
 
@@ -270,7 +269,7 @@ def test_damaged_examples_are_mended_though_no_cell_needs_them(output):
     path.write_bytes(path.read_bytes()[:-1])
     (config,) = folder.glob("models/*/config.json")
     config.unlink()
-    again = collect(Experiment(parse_spec(SPEC), folder), seconds=1.0)
+    again = Experiment(parse_spec(SPEC), folder).run()
     assert again["artefacts"] == expected
     assert list(Run(folder).problems()) == []
 
@@ -282,7 +281,7 @@ def test_two_runs_point_by_point(runs, output):
     )
     folder = output / "other"
     shutil.copytree(output / "tiny" / "models", folder / "models")
-    results = collect(Experiment(parse_spec(spec), folder), seconds=1.0)
+    results = Experiment(parse_spec(spec), folder).run()
     write_results(results, folder)
     assert "None of 80 labels differs." in runs("compare", "tiny", "other")
 
@@ -307,8 +306,6 @@ def test_runs_that_do_not_compare(runs, output, capsys):
         runs("compare", "tiny", "bare")
     spec = SPEC.replace("test = 20", "test = 10")
     shutil.copytree(output / "tiny" / "models", output / "fewer" / "models")
-    write_results(
-        collect(Experiment(parse_spec(spec), output / "fewer"), seconds=1.0), output / "fewer"
-    )
+    write_results(Experiment(parse_spec(spec), output / "fewer").run(), output / "fewer")
     with pytest.raises(InputError, match="measured other points"):
         runs("compare", "tiny", "fewer")

@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from mixup_inference.experiments.cache import Store
+from mixup_inference.experiments.cache import Cache, cache_files
 from mixup_inference.utils.io import seal, write_json
 from mixup_inference.version import __version__
 
@@ -21,21 +21,21 @@ class Bench:
     def __init__(self, folder):
         self.warnings: list[str] = []
         self.made = 0
-        self.store = Store(folder, self.warnings.append)
+        self.cache = Cache(folder, self.warnings.append)
 
     def value(self, identity=IDENTITY):
         def compute():
             self.made += 1
             return {"correct": 7, 3: (1, 2)}
 
-        return self.store.value("cells", "a cell", identity, compute).value
+        return self.cache.get_or_compute("cells", "a cell", identity, compute).value
 
     def tensors(self, identity=IDENTITY):
         def compute():
             self.made += 1
             return {"x": torch.arange(10.0)}, {"loss": 0.25}
 
-        return self.store.tensors("mixup", "an attack", identity, compute).value
+        return self.cache.get_or_compute_tensors("mixup", "an attack", identity, compute).value
 
 
 @pytest.fixture
@@ -46,10 +46,9 @@ def bench(tmp_path):
 def test_made_once_and_the_same_when_read(bench, tmp_path):
     first, again = bench.value(), Bench(tmp_path)
     assert first == again.value() == {"correct": 7, "3": [1, 2]}
-    tensors, facts = bench.tensors()
-    read, same_facts = again.tensors()
-    assert torch.equal(tensors["x"], read["x"])
-    assert facts == same_facts
+    made, read = bench.tensors(), again.tensors()
+    assert torch.equal(made["x"], read["x"])
+    assert made.facts == read.facts
     assert (bench.made, again.made, again.warnings) == (2, 0, [])
     document = json.loads(next(tmp_path.glob("cells/*")).read_text())
     assert document["version"] == __version__
@@ -91,7 +90,7 @@ def without_value(path):
         (truncated, "is damaged"),
         (empty, "is damaged"),
         (without_checksum, "carries no checksum"),
-        (of_another, "holds another part than its name says"),
+        (of_another, "holds another result than its name says"),
         (without_value, "of another version"),
     ],
 )
@@ -123,25 +122,24 @@ def changed_tensors(path):
 
 @pytest.mark.parametrize("damage", [truncated, empty, changed_facts, changed_tensors])
 def test_the_same_of_tensors(bench, tmp_path, damage):
-    _, facts = bench.tensors()
+    facts = bench.tensors().facts
     path = next(tmp_path.glob("attacks/*"))
     damage(path)
-    assert bench.store.is_damaged(path)
-    tensors, again = bench.tensors()
-    assert torch.equal(tensors["x"], torch.arange(10.0))
-    assert again["loss"] == facts["loss"] == 0.25
+    again = bench.tensors()
+    assert torch.equal(again["x"], torch.arange(10.0))
+    assert again.facts["loss"] == facts["loss"] == 0.25
     assert (bench.made, len(bench.warnings)) == (2, 1)
-    assert not bench.store.is_damaged(path)
+    assert all(file.problem is None for file in cache_files(tmp_path))
 
 
 def test_swapped_files_are_noticed(bench, tmp_path):
     bench.tensors()
     other = IDENTITY | {"eps": 0.2}
     bench.tensors(other)
-    one, two = (bench.store.path("attacks", identity, "mixup") for identity in (IDENTITY, other))
+    one, two = (bench.cache.path("attacks", identity, "mixup") for identity in (IDENTITY, other))
     one.write_bytes(two.read_bytes())
     bench.tensors()
-    assert "holds another part" in bench.warnings[0]
+    assert "holds another result" in bench.warnings[0]
 
 
 def test_clocks_do_not_matter(bench, tmp_path):
@@ -164,15 +162,15 @@ def test_what_a_part_was_made_from_belongs_to_it(tmp_path):
     first.value({"input": attack, "more": [1]})
     second = Bench(tmp_path)
     second.value({"input": attack, "more": [1]})
-    listed = second.store.artefacts()
+    listed = second.cache.used_files()
     paths = [
-        second.store.path("attacks", attack, "mixup"),
-        second.store.path("cells", {"input": attack, "more": [1]}),
+        second.cache.path("attacks", attack, "mixup"),
+        second.cache.path("cells", {"input": attack, "more": [1]}),
     ]
     assert set(listed) == {path.relative_to(tmp_path).as_posix() for path in paths}
     assert None not in listed.values()
     paths[0].write_bytes(b"")
-    assert list(second.store.artefacts().values()).count(None) == 1
+    assert list(second.cache.used_files().values()).count(None) == 1
 
 
 def test_what_cannot_be_computed_leaves_nothing(bench, tmp_path):
@@ -180,7 +178,7 @@ def test_what_cannot_be_computed_leaves_nothing(bench, tmp_path):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        bench.store.value("cells", "a cell", IDENTITY, fail)
+        bench.cache.get_or_compute("cells", "a cell", IDENTITY, fail)
     with pytest.raises(ValueError, match="JSON"):
-        bench.store.value("cells", "a cell", IDENTITY, lambda: float("nan"))
+        bench.cache.get_or_compute("cells", "a cell", IDENTITY, lambda: float("nan"))
     assert list(tmp_path.rglob("*")) == []

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from mixup_inference import InputError, MixupInference, evaluate, get_preset, pgd
-from mixup_inference.defenses import write_preset
+from mixup_inference.defenses import DEFENSES, write_preset
 from mixup_inference.evaluation import Accuracy
-from mixup_inference.evaluation.grid_search import GRIDS, Trial, choose, pareto, try_settings
+from mixup_inference.evaluation.grid_search import Trial, choose, grid_of, pareto, try_settings
 from mixup_inference.experiments import Experiment, parse_spec, tune
 
 SPEC = """
@@ -84,25 +85,57 @@ def test_trials_are_what_evaluate_says(trained, pool, parts):
 
 
 def test_every_grid_fits_images_of_any_size(trained, pool):
-    from mixup_inference import make_defense
-
     x = torch.rand(1, 1, 8, 8)
-    for defense, grid in GRIDS.items():
-        for settings in grid:
-            make_defense(defense, trained, pool, **settings, draws=1)(x)
+    for entry in DEFENSES.values():
+        for settings in entry.grid:
+            entry.build(trained, pool, **settings, draws=1)(x)
+
+
+def test_a_defence_of_a_users_own_is_tuned_and_evaluated(trained, pool, parts):
+    @DEFENSES.register("dim", title="random dimming", grid=[{"most": m} for m in (0.0, 0.1, 0.95)])
+    class Dim(nn.Module):
+        def __init__(self, model, most=0.2):
+            super().__init__()
+            self.model, self.most = model, most
+
+        def forward(self, x):
+            return self.model(x * (1 - self.most * torch.rand(len(x), 1, 1, 1)))
+
+    try:
+        test = parts["test"].take(torch.arange(60))
+        x_adv = pgd(trained, test.pixels, test.labels, eps=0.1, step=0.05, steps=3)
+        points = (test.pixels, {"a": x_adv}, test.labels)
+        trials = try_settings(trained, pool, "dim", *points, draws=4, seed=5)
+        assert trials == try_settings(trained, pool, "dim", *points, draws=9)  # it takes no draws
+        base = evaluate(trained, test.pixels, test.labels)
+        assert trials[0].clean == base
+        assert trials[-1].clean.value < base.value - 0.02
+        chosen = choose(trials, base)
+        assert chosen.settings in ({"most": 0.0}, {"most": 0.1})
+        defended = DEFENSES["dim"].build(trained, **chosen.settings)
+        assert evaluate(defended, x_adv, test.labels, stream="tuning") == chosen.attacked["a"]
+    finally:
+        DEFENSES.remove("dim")
+
+
+def test_a_defence_without_a_grid_cannot_be_tuned():
+    with pytest.raises(InputError, match="has no settings to tune"):
+        grid_of("none")
+    with pytest.raises(InputError, match="did you mean 'mi-ol'"):
+        grid_of("mi-oll")
 
 
 def test_tuning_reports_on_points_it_did_not_choose_on(tmp_path):
     experiment = Experiment(parse_spec(SPEC), tmp_path)
     tuned = tune(experiment, "mixup", "mi-ol", loss=1.0)
-    assert len(tuned.trials) == len(GRIDS["mi-ol"])
+    assert len(tuned.trials) == len(grid_of("mi-ol"))
     assert tuned.trials[0].clean.total == 50
     assert tuned.reported[0][0].total == 60
     robust = max(t.robust for t in tuned.trials)
     assert next(t for t in tuned.trials if t.settings == tuned.settings).robust == robust
     again = Experiment(parse_spec(SPEC), tmp_path)
-    again._train = None  # nothing is computed twice, least of all the model
-    again._models["mixup"] = experiment.model("mixup")
+    again.models._train = None  # nothing is computed twice, least of all the model
+    again.models._models["mixup"] = experiment.models["mixup"]
     assert tune(again, "mixup", "mi-ol", loss=1.0) == tuned
     with pytest.raises(InputError, match="did you mean 'mi-ol'"):
         tune(experiment, "mixup", "mi-oll")

@@ -443,7 +443,7 @@ def test_the_npm_package(examples, tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A real run's results, with figures and attackers who know the defence."""
-    from mixup_inference.experiments import Experiment, collect
+    from mixup_inference.experiments import Experiment
 
     text = SMALL.replace('weights = "x"\nseed = 3', 'objective = "erm"\nmax_steps = 1')
     text = text.replace("epochs = 1", "epochs = 1\nmax_steps = 2\nbatch_size = 64")
@@ -459,7 +459,7 @@ def run(tmp_path_factory):
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return collect(Experiment(spec, tmp_path_factory.mktemp("run")), seconds=1.0)
+        return Experiment(spec, tmp_path_factory.mktemp("run")).run()
 
 
 def reader_of_results(path):

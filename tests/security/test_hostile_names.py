@@ -24,7 +24,7 @@ from mixup_inference.cli.report import write_reports
 from mixup_inference.cli.run import print_plan, work
 from mixup_inference.datasets.image_folder import load_folder
 from mixup_inference.experiments import check_spec, parse_spec
-from mixup_inference.reporting.console import ConsoleListener
+from mixup_inference.reporting.console import ConsoleCallback
 from mixup_inference.utils.io import seal
 from mixup_inference.utils.progress import RichProgress
 from mixup_inference.utils.text import markdown_words, plain, plain_lines, spreadsheet_cell
@@ -216,7 +216,7 @@ def test_words_for_the_terminal(text):
     spec = parse_spec(
         SPEC.replace("TITLE", '"t"').replace("ATTACK", '"a"') + '[[rows]]\ntitle="r"\nmodel="m"\n'
     )
-    listener = ConsoleListener(console, [row.title for row in spec.rows], [])
+    listener = ConsoleCallback(console, [row.title for row in spec.rows], [])
     listener.say(text)
     listener.warn(text)
     listener.made(text, reused=False, seconds=1)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from mixup_inference.cli.evaluate_options import OneModel, make_spec, refuse_knowing, refuse_others
+from mixup_inference.cli.evaluate_options import make_spec, refuse_knowing, refuse_others
+from mixup_inference.cli.options import OneModel
 from mixup_inference.cli.run import open_experiment
 from mixup_inference.experiments import analyses, check_spec, load_spec
 from mixup_inference.experiments.spec import FiguresSpec
@@ -15,7 +16,7 @@ from mixup_inference.reporting.summary import linear_enough
 from mixup_inference.utils.io import add_sums, write_json
 
 if TYPE_CHECKING:
-    from mixup_inference.cli import Common
+    from mixup_inference.cli.options import Common
 
 
 def analyze_one(name: str | None, one: OneModel, common: Common) -> None:

@@ -6,13 +6,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from mixup_inference.cli.evaluate_options import (
-    POINTS,
-    OneModel,
-    make_spec,
-    refuse_knowing,
-    refuse_others,
-)
+from mixup_inference.cli.evaluate_options import make_spec, refuse_knowing, refuse_others
+from mixup_inference.cli.options import POINTS, OneModel
 from mixup_inference.cli.run import open_experiment
 from mixup_inference.defenses import write_preset
 from mixup_inference.evaluation.grid_search import grid_of, in_words
@@ -23,7 +18,7 @@ from mixup_inference.utils.io import add_sums
 from mixup_inference.validation import check_number
 
 if TYPE_CHECKING:
-    from mixup_inference.cli import Common
+    from mixup_inference.cli.options import Common
 
 
 def tune_one(name: str | None, one: OneModel, loss: float, common: Common) -> None:

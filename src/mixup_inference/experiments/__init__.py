@@ -1,6 +1,6 @@
 """Experiments: a TOML spec in, a resumable run with results.json and a report out."""
 
-from mixup_inference.evaluation.callback import Column, Listener
+from mixup_inference.evaluation.callback import Callback, Column
 from mixup_inference.experiments.analysis import Tuned, analyses, tune
 from mixup_inference.experiments.cost import Work, measure_speeds, plan
 from mixup_inference.experiments.experiment import Experiment
@@ -16,9 +16,9 @@ from mixup_inference.experiments.spec import (
 
 __all__ = [
     "SCHEMA",
+    "Callback",
     "Column",
     "Experiment",
-    "Listener",
     "RowSpec",
     "Spec",
     "Tuned",

@@ -12,16 +12,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mixup_inference.attacks import Precision, run_attack
 from mixup_inference.attacks.query import accelerate
-from mixup_inference.attacks.registry import Sketch
 from mixup_inference.datasets import Shape
-from mixup_inference.defenses import make_defense
+from mixup_inference.defenses import DEFENSES, make_defense
 from mixup_inference.errors import InputError
 from mixup_inference.evaluation.grid_search import grid_of
 from mixup_inference.experiments.adaptive_attacks import (
@@ -164,11 +162,7 @@ def defense_passes(row: RowSpec, draws: int, shape: Shape) -> int:
     blank = Blank(shape.classes)
     image = torch.full((1, shape.channels, *shape.size), 0.5)
     pool = Pool(image.expand(shape.classes, -1, -1, -1), torch.arange(shape.classes))
-    settings: dict[str, Any] = dict(row.settings)
-    if row.defense == "mi-combined":
-        settings["threshold"] = -1.0  # everything is suspicious
-    if row.defense != "none":
-        settings["draws"] = draws
+    settings = {**row.settings, **DEFENSES[row.defense].costliest, "draws": draws}
     defense = make_defense(row.defense, blank, pool, **settings)
     with torch.no_grad(), count_passes(blank) as passes:
         defense(image)
@@ -227,17 +221,28 @@ def _rate(job: Callable[[], None], images: int) -> float:
     return calls * images / (time.perf_counter() - started)
 
 
+class DummyClassifier(nn.Module):
+    """A classifier whose logits rise with the mean pixel, each class at its own rate."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        return x.flatten(1).mean(1, keepdim=True) * torch.arange(self.classes, device=x.device)
+
+
 def attack_passes(
     attack: KnowingSpec, row: RowSpec, spec: Spec, shape: Shape, *, surrogates: int = 0
 ) -> Passes:
     """Forward and backward passes for each point of an attack on a row, judging left out."""
     assert spec.attack is not None
-    model = Sketch(shape.classes)
+    model = DummyClassifier(shape.classes)
     image = torch.full((1, shape.channels, *shape.size), 0.5)
     pool = Pool(image.expand(shape.classes, -1, -1, -1), torch.arange(shape.classes))
-    options: dict[str, Any] = {} if row.defense == "none" else {"draws": spec.draws}
-    defense = make_defense(row.defense, model, pool, **row.settings, **options)
-    brought = {"surrogates": [Sketch(shape.classes) for _ in range(surrogates)]}
+    defense = make_defense(row.defense, model, pool, **row.settings, draws=spec.draws)
+    brought = {"surrogates": [DummyClassifier(shape.classes) for _ in range(surrogates)]}
     found = run_attack(
         attack.attack,
         defense,

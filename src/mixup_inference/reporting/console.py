@@ -8,21 +8,19 @@ from typing import Any
 
 from rich.console import Console
 
-from mixup_inference.evaluation.callback import Column, Listener, Row
+from mixup_inference.evaluation.callback import Callback, Column, Row
 from mixup_inference.metrics.accuracy import Accuracy, cell_entry
 from mixup_inference.reporting.adaptive import WARNING, verdict_lines
 from mixup_inference.reporting.tables import heading, percent, with_margin
-from mixup_inference.utils.progress import Task
 from mixup_inference.utils.text import plain_lines
 
 
-class ConsoleListener(Listener):
+class ConsoleCallback(Callback):
     """Prints what is made as it is made, and each row of the table when its cells are there."""
 
     def __init__(self, console: Console, titles: Sequence[str], columns: list[Column]) -> None:
         self.console = console
         self.columns = columns
-        self.task: Task | None = None
         self.computed = self.reused = 0
         self._title_width = max(map(len, titles))
         fits = console.width >= self._title_width + 12 * len(columns)

@@ -50,7 +50,7 @@ def check_spec(
 ) -> Spec:
     """Check a spec that is already parsed."""
     try:
-        spec = Spec.model_validate(document)
+        spec = Spec.model_validate(document, context={"allow_code": allow_code})
     except ValidationError as error:
         problems = error.errors()
         # An item that is refused is also missing from its list, which is not worth a line.
