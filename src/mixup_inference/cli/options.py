@@ -30,10 +30,10 @@ class Common:
     data_root: DataRoot = None
 
     engine: str | None = None
-    "What computes defended networks, whatever the spec says: eager, folded, bfloat16, ..., auto."
+    "Computes defended networks, instead of the spec's engine: eager, folded, bfloat16, ..., auto."
 
     attack_precision: Literal["32-true", "bf16-mixed"] | None = None
-    "Of the attacks' own passes, whatever the spec says. Their examples are judged by the engine."
+    "Precision of the attacks' gradients, instead of the spec's; success is judged by the engine."
 
     reuse_models: Annotated[bool, Parameter(negative="")] = False
     "Use models that an older version of the code trained by the same recipe; the report says so."
@@ -57,10 +57,10 @@ class Processes:
     "Machines that share the work."
 
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] | None = None
-    "Of the networks while they train, whatever the spec says."
+    "Precision of training, instead of the spec's."
 
     strategy: Literal["auto", "ddp", "ddp_find_unused_parameters_true"] = "auto"
-    "How Lightning Fabric keeps the processes together."
+    "Strategy of Lightning Fabric for several processes."
 
 
 #: Test points, if the user does not say.
@@ -103,7 +103,7 @@ class OneModel:
     "Mixing ratio of mi-ol and mi-pl."
 
     setting: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "Another setting of the defence, as name=value; may be repeated."
+    "Another setting of the defence, as name=value; repeatable."
 
     preset: str | None = None
     "Defence and settings by name (cifar10/mixup+mi-ol), or a file that `tune` wrote."
@@ -112,13 +112,13 @@ class OneModel:
     "Draws of the defence for each image."
 
     attack: Annotated[tuple[str, ...], Parameter(negative="")] = ("pgd",)
-    "pgd (ignores the defence), none, adaptive (all that know it), eot-pgd, apgd, ...; repeatable."
+    "pgd (ignores the defence), none, adaptive (the standard suite), or a name below; repeatable."
 
     attack_setting: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "A setting of the attacks that know the defence, as name=value (draws=20); may be repeated."
+    "A setting of the adaptive attacks, as name=value (draws=20); repeatable."
 
     surrogate: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "Weights of another model of ours, that transfer attacks are crafted on; may be repeated."
+    "Weights of another model, to craft transfer attacks on; repeatable."
 
     norm: Literal["linf", "l2"] = "linf"
     "Norm of the attack."
@@ -133,10 +133,10 @@ class OneModel:
     "Number of steps of the attacks that take steps: 10 for pgd, else their own."
 
     checks: int | None = None
-    "Points on which it is checked that attacks that know the defence work: 50; 0 for none."
+    "Points on which adaptive attacks are checked to work: 50; 0 for none."
 
     points: int | None = None
-    "How many test points: 1000, and 200 of them for attacks that know the defence."
+    "Test points: 1000, of which adaptive attacks take 200."
 
     batch_size: int = 250
     "Images at a time."

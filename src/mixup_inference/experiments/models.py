@@ -242,16 +242,14 @@ class ModelProvider:
             return identity | {"outputs": self._hash_outputs(name)}
         assert network is not None
         recipe = self.recipe(name)
-        if network.is_foreign:  # its code may change under its name
-            identity["outputs"] = self._hash_outputs(name)
+        objective = OBJECTIVES[recipe.objective]
+        code: list[Any] = [train, objective.function]
+        if network.is_foreign:
+            identity["outputs"] = self._hash_outputs(name)  # its code may change under its name
         else:
-            objective = OBJECTIVES[recipe.objective]
-            identity["code"] = code_hash(
-                train,
-                NETWORKS[network.name].factory,
-                objective.function,
-                without=() if objective.adversarial else ("attacks",),
-            )
+            code.append(NETWORKS[network.name].factory)
+        without = () if objective.adversarial else ("attacks",)
+        identity["code"] = code_hash(*code, without=without)
         return identity | {"recipe": recipe.header()}
 
     def _older(self, name: str, wanted: dict[str, Any]) -> dict[str, Any] | None:
