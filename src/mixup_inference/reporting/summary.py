@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from mixup_inference.defenses import group_of
 from mixup_inference.metrics.accuracy import difference
 from mixup_inference.reporting.adaptive import headline
 from mixup_inference.reporting.tables import hardest, in_points, percent
-
-MI = ("mi-ol", "mi-pl", "mi-combined")
 
 #: Mean deviation from linearity (total variation): below the first a model is close to linear,
 #: above the second far from it. A rule of thumb.
@@ -27,7 +26,7 @@ def summary(results: dict[str, Any]) -> list[str]:
     pairs = [
         (row, base)
         for row in results["rows"]
-        if row["defense"] in MI and (base := _row(results, row["model"], "none"))
+        if group_of(row["defense"]) == "mixup" and (base := _row(results, row["model"], "none"))
     ]
     told = {row["title"]: _effect(results, row, base) for row, base in pairs}
     same = [title for title, effect in told.items() if effect == "makes no measurable difference"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from mixup_inference.defenses import group_of
 from mixup_inference.metrics.accuracy import correlation, difference, from_bits, newcombe
 from mixup_inference.reporting.claims.base import (
     MARGIN,
@@ -18,8 +19,6 @@ from mixup_inference.reporting.claims.base import (
 from mixup_inference.reporting.tables import hardest, in_points
 
 Row = dict[str, Any]
-
-BASELINES = ("gaussian", "rotation", "resize-pad", "crop-resize")
 
 
 def claims_of_table(results: dict[str, Any]) -> Iterable[Claim | None]:
@@ -39,7 +38,11 @@ def claims_of_table(results: dict[str, Any]) -> Iterable[Claim | None]:
                 results,
                 f"On {title}, MI-OL is better than the other defences at inference time{which}.",
                 row,
-                [r for r in same if r["defense"] in BASELINES and r["group"] == row["group"]],
+                [
+                    other
+                    for other in same
+                    if group_of(other["defense"]) == "baseline" and other["group"] == row["group"]
+                ],
             )
     yield _combined(results)
 
