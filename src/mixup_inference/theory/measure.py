@@ -82,7 +82,7 @@ def analyze(
     mi = make_defense(kind, model, pool, lam=lam, draws=draws, seed=seed)
     assert isinstance(mi, MixupInference)
     with torch.no_grad():
-        mi.base_log_probs(x_clean[:1])  # complains when model, pool and images do not fit
+        mi.base_log_probs(x_clean[:1])  # raises if model, pool and images do not fit
         clean, adversarial = (probabilities(model, x, batch_size) for x in (x_clean, x_adv))
         use, counts = _obeying_eq_2(clean.argmax(1), adversarial.argmax(1), y)
         clean, adversarial, y, index = (part[use] for part in (clean, adversarial, y, index))
