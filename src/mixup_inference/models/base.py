@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,13 @@ from mixup_inference.models.call import unwrap
 from mixup_inference.validation import check_int
 
 PerChannel = float | Sequence[float]
+
+
+class Scale(TypedDict, total=False):
+    """What pixels are normalised by; (x - 0.5) / 0.5 by default."""
+
+    mean: PerChannel
+    std: PerChannel
 
 
 class ImageClassifier(nn.Module, ABC):
@@ -27,7 +34,7 @@ class ImageClassifier(nn.Module, ABC):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, *, channels: int, mean: PerChannel, std: PerChannel) -> None:
+    def __init__(self, *, channels: int, mean: PerChannel = 0.5, std: PerChannel = 0.5) -> None:
         super().__init__()
         check_int(channels, what="channels", least=1)
         for name, value in (("mean", mean), ("std", std)):

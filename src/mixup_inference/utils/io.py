@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -180,23 +180,23 @@ def read_text(path: Path, *, what: str, most: int) -> str:
 
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:
-    """A TOML document; whatever is wrong with it is one error."""
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise InputError(f"{source} is nested too deeply.") from None
-    except ValueError as error:  # also of a number with thousands of digits
-        raise InputError(f"{source} is not valid TOML: {error}.") from None
+    """Parse TOML; whatever is wrong with it is one error."""
+    document: dict[str, Any] = _parsed(tomllib.loads, text, f"{source} is not valid TOML", source)
+    return document
 
 
 def parse_json(text: str | bytes, source: str) -> Any:
-    """A JSON document; whatever is wrong with it is one error."""
+    """Parse JSON, likewise."""
+    return _parsed(json.loads, text, f"{source} is not valid JSON", source)
+
+
+def _parsed(parse: Callable[[Any], Any], text: str | bytes, wrong: str, source: str) -> Any:
     try:
-        return json.loads(text)
+        return parse(text)
     except RecursionError:
         raise InputError(f"{source} is nested too deeply.") from None
-    except ValueError as error:
-        raise InputError(f"{source} is not valid JSON: {error}.") from None
+    except ValueError as error:  # also of a number with thousands of digits
+        raise InputError(f"{wrong}: {error}.") from None
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Any]:
