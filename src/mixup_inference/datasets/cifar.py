@@ -43,7 +43,7 @@ Read = Callable[[list[str]], dict[str, bytes]]
 
 @dataclass(frozen=True)
 class Layout:
-    """How the files are called, and how one becomes the bytes of the binary layout."""
+    """The names of the files, and how to convert one to the binary layout."""
 
     folder: str
     archive: str
@@ -171,7 +171,7 @@ def _from_folder(folder: Path) -> Read:
 
 
 def _begins_with(archive: Path, folder: str) -> bool:
-    """Whether an archive holds this folder, by its first members."""
+    """Whether one of the first members of an archive is in this folder."""
     try:
         names = first_names(archive, 6, most=ARCHIVE)
     except InputError:  # not an archive at all

@@ -1,4 +1,4 @@
-"""A small convolutional network for small images: the digits in seconds on a laptop."""
+"""Small networks for small images, quick to train on a laptop."""
 
 from __future__ import annotations
 

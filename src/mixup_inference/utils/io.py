@@ -142,7 +142,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with ~ written out; a user that does not exist is an error for people."""
+    """Expand ~ in a path; InputError if there is no such user."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -150,7 +150,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a regular file; a path that cannot exist (too long, a NUL) has none."""
+    """Whether there is a regular file; False for a path that cannot exist (too long, a NUL)."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -288,7 +288,7 @@ def add_checksums(folder: Path, paths: Iterable[Path]) -> None:
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
-    """The checksums by file; lines that make no sense are left out."""
+    """Read the checksums by file; malformed lines are skipped."""
     pairs = [line.split("  ", 1) for line in _text(folder).splitlines() if line[:1] != "#"]
     return {pair[1]: pair[0] for pair in pairs if len(pair) == 2}
 
