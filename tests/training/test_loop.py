@@ -157,12 +157,17 @@ def test_schedules():
     ("settings", "words"),
     [
         ({"objective": "mixpu"}, "did you mean 'mixup'"),
-        ({"schedule": "cosine"}, "unknown schedule"),
-        ({"epochs": 0}, "epochs must be at least 1"),
-        ({"lr": 0.0}, "lr must be positive"),
-        ({"adv_ratio": 10}, r"adv_ratio must be in \[0, 1\]"),
-        ({"alpha": -1}, "alpha must be at least 0"),
-        ({"milestones": (100, 150)}, "a fraction of the epochs"),
+        ({"schedule": "cosine"}, "schedule must be 'step' or 'one-cycle'; saw 'cosine'"),
+        ({"precision": "64"}, "precision must be '32-true'"),
+        ({"epochs": 0}, "epochs must be greater than or equal to 1; saw 0"),
+        ({"epochs": 2.5}, "epochs must be a valid integer"),
+        ({"batch_size": 1}, "batch_size must be greater than or equal to 2"),
+        ({"lr": 0.0}, r"lr must be greater than 0; saw 0\.0"),
+        ({"lr": float("nan")}, "lr must be a finite number"),
+        ({"adv_ratio": 10}, "adv_ratio must be less than or equal to 1; saw 10"),
+        ({"lam": -0.1}, "lam must be greater than or equal to 0"),
+        ({"alpha": -1}, "alpha must be greater than 0"),
+        ({"milestones": (100, 150)}, "milestones, as fractions of the epochs, must be"),
     ],
 )
 def test_bad_recipes(settings, words):

@@ -97,7 +97,7 @@ def load_dataset(
 
 
 def shape_of(name: str, **options: Any) -> Shape:
-    """What is in a data set; those that would be downloaded are not read for that."""
+    """The shape of a data set, without reading those that would be downloaded."""
     if name not in SOURCES:
         return Shape.of(load_dataset(name, **options))
     shape = SOURCES[name].shape

@@ -1,4 +1,4 @@
-"""Images and labels as two tensors, from whatever the user has."""
+"""Convert a user's arrays, Dataset or DataLoader to tensors of images and labels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def as_tensors(images: Any, labels: Any = None, *, what: str = "the data") -> tu
 
 
 def as_dataset(data: Any, *, what: str = "the data set") -> Dataset:
-    """A ``Dataset``, from one or from a pair (train, test), or from the first part alone.
+    """Make a ``Dataset`` of a pair (train, test), in which test may be None, or of train alone.
 
     A part is a pair (images, labels) of tensors or arrays, or a Dataset or DataLoader of such.
     """
@@ -65,9 +65,9 @@ def _tensor(values: Any, what: str) -> Tensor:
 
 
 def _shared(values: Any) -> Tensor:
-    """As a tensor; of an array, the same memory.
+    """Convert to a tensor that shares the memory of an array.
 
-    PyTorch warns about read-only arrays, because it would not stop a write; nothing here writes.
+    PyTorch warns about read-only arrays, because it would not prevent a write; nothing here writes.
     """
     if not isinstance(values, np.ndarray) or values.flags.writeable:
         return torch.as_tensor(values)

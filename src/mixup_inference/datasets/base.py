@@ -64,7 +64,7 @@ class LabelledImages:
 
 
 def check_size(size: object) -> tuple[int, int] | None:
-    """A side, or height and width, as height and width."""
+    """Return (height, width) for a side or a pair; None stays None."""
     if size is None:
         return None
     sides = tuple(size) if isinstance(size, tuple | list) else (size, size)
@@ -85,7 +85,7 @@ def check_memory(count: int, shape: tuple[int, ...], bytes_each: int = 1) -> Non
 
 
 def _memory() -> float:
-    """How many bytes of memory this machine has; infinite where the system does not say."""
+    """The memory of this machine in bytes; infinite if the system does not say."""
     try:
         size, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -94,7 +94,7 @@ def _memory() -> float:
 
 
 def _mapped(images: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """The function of all images, a few at a time, in the type of the images."""
+    """Apply a function to all images, a few at a time, and keep their type."""
     shape = tuple(function(images[:1]).shape[1:])
     check_memory(len(images), shape, images.element_size())
     out = images.new_empty((len(images), *shape))

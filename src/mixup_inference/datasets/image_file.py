@@ -1,4 +1,4 @@
-"""One image file: what its header says, and its pixels, without trusting either."""
+"""Read one untrusted image file: its header, then its pixels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UPRIGHT = {
 
 @dataclass
 class ImageFile:
-    """An image file, and what is learnt about it on the way."""
+    """An image file, and what reading it has shown."""
 
     path: Path
     label: int
@@ -42,7 +42,7 @@ class ImageFile:
 
 @contextmanager
 def pillow_warnings() -> Iterator[None]:
-    """Pillow's warning of a decompression bomb is an error here; its others are not passed on."""
+    """Make Pillow's warning of a decompression bomb an error, and hide its other warnings."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")
         warnings.simplefilter("error", Image.DecompressionBombWarning)

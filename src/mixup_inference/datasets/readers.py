@@ -1,4 +1,4 @@
-"""Files read out of a tar archive, plain or gzipped, without unpacking it to disk.
+"""Hardened readers: files in a tar archive, without unpacking it to disk; CIFAR's pickles.
 
 Python's tarfile knows links and devices, reads headers of any length into memory, and in older
 versions may loop for ever on a negative size (CVE-2025-8194). A data set needs none of that: this
@@ -127,18 +127,18 @@ PIXELS = 3 * 32 * 32
 #: The lists of labels that a file may have, in the order of the bytes in the binary layout.
 LABELS = ("coarse_labels", "fine_labels", "labels")
 
-#: The instructions of a pickle that note an object under a number.
-_NOTES = ("PUT", "BINPUT", "LONG_BINPUT")
+#: The opcodes that store an object in the memo.
+_MEMO_OPCODES = ("PUT", "BINPUT", "LONG_BINPUT")
 
 
 class _Inert:
-    """A stand-in that a pickle may make and fill, and cannot change anything with."""
+    """An inert stand-in for a class that a pickle asks for."""
 
     def __init__(self, *_: Any) -> None:
         pass
 
     def __setstate__(self, state: Any) -> None:
-        """Nothing of it matters here."""
+        """Ignore the state."""
 
 
 class _Array(_Inert):
@@ -168,7 +168,7 @@ class _Encode(_Inert):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows five names, and makes its stand-ins anew for each file."""
+    """Admit five names, with new stand-ins for each file."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content), encoding="latin-1")
@@ -181,21 +181,21 @@ class _Unpickler(pickle.Unpickler):
         }
 
     def find_class(self, module: str, name: str) -> Any:
-        """Only what the format needs."""
+        """Return the stand-in for an admitted name."""
         if (module, name) not in self.admitted:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is never loaded")
         return self.admitted[module, name]
 
 
 def _refuse_bomb(content: bytes) -> None:
-    """Refuse numbers of notes that would make the unpickler's list of them huge."""
+    """Refuse memo indices that would make the unpickler's memo huge."""
     for opcode, argument, _ in pickletools.genops(content):
-        if opcode.name in _NOTES and int(argument or 0) > len(content):
+        if opcode.name in _MEMO_OPCODES and int(argument or 0) > len(content):
             raise pickle.UnpicklingError("it numbers more objects than it can hold")
 
 
 def records(content: bytes) -> bytes:
-    """A batch of the Python layout as the same file of the binary layout: labels, then pixels."""
+    """Convert a batch of the Python layout to the same file of the binary layout."""
     try:
         _refuse_bomb(content)
         batch = _Unpickler(content).load()

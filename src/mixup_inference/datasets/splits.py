@@ -1,4 +1,4 @@
-"""Labelled images, and disjoint seeded splits of them."""
+"""Disjoint, seeded random splits of a data set."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def split(
     rest: str | None = None,
     apart: bool = False,
 ) -> dict[str, LabelledImages]:
-    """Disjoint random parts of the given sizes; what remains is called ``rest``, if it is wanted.
+    """Split into disjoint random parts of the given sizes; the remainder is called ``rest``.
 
     With ``apart``, the first part grows from one end of the random order and the others from the
     other end, so that a first part of another size does not take points from them.

@@ -1,11 +1,11 @@
-"""What our networks share: pixels in [0, 1] come in and are normalised inside."""
+"""Base class of our networks, which normalise pixels in [0, 1] themselves; wrappers."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,13 @@ from mixup_inference.models.call import unwrap
 from mixup_inference.validation import check_int
 
 PerChannel = float | Sequence[float]
+
+
+class Scale(TypedDict, total=False):
+    """What pixels are normalised by; (x - 0.5) / 0.5 by default."""
+
+    mean: PerChannel
+    std: PerChannel
 
 
 class ImageClassifier(nn.Module, ABC):
@@ -27,7 +34,7 @@ class ImageClassifier(nn.Module, ABC):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, *, channels: int, mean: PerChannel, std: PerChannel) -> None:
+    def __init__(self, *, channels: int, mean: PerChannel = 0.5, std: PerChannel = 0.5) -> None:
         super().__init__()
         check_int(channels, what="channels", least=1)
         for name, value in (("mean", mean), ("std", std)):
@@ -48,7 +55,7 @@ class ImageClassifier(nn.Module, ABC):
 
 
 def _numbers(name: str, value: Any) -> list[float]:
-    """One number or several, from whatever they come in."""
+    """Convert one number or a sequence, array or tensor of them to a list of floats."""
     value = value.tolist() if hasattr(value, "tolist") else value
     try:
         if isinstance(value, str):
@@ -62,7 +69,7 @@ def _numbers(name: str, value: Any) -> list[float]:
 
 
 def convolution(channels: int, width: int, *, stride: int = 1, size: int = 3) -> nn.Conv2d:
-    """A convolution that keeps the side (but for the stride) and leaves the bias to batch norm."""
+    """A convolution with "same" padding and without bias, for use before batch norm."""
     return nn.Conv2d(channels, width, size, stride=stride, padding=size // 2, bias=False)
 
 
@@ -74,7 +81,7 @@ def layer(channels: int, width: int, stride: int = 1) -> nn.Sequential:
 
 
 class Normalized(ImageClassifier):
-    """Any classifier of normalised images, made into one of pixels in [0, 1].
+    """Wrap a classifier of normalised images to take pixels in [0, 1].
 
     >>> model = Normalized(nn.Flatten(), channels=1, mean=0.5, std=0.5)
     """

@@ -1,4 +1,4 @@
-"""How the base classifier F is called: in eval mode, checked, returning logits."""
+"""Call the base classifier F: in eval mode, with its output checked, and its passes counted."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from mixup_inference.errors import InputError
 from mixup_inference.utils.profiling import Stage, timed
 
-#: Pixels (channels included) of 64 images of CIFAR's size. Small networks are fastest there, and up
-#: to half as fast with 1,024.
+#: Pixels (channels included) of 64 images of CIFAR's size. Small networks are fastest with as many,
+#: and up to half as fast with 1,024 images.
 _CACHE_PIXELS = 64 * 3 * 32 * 32
 
-#: So many numbers in the output of a layer: those with larger ones are fastest with fewer.
+#: Numbers in a layer's output; networks with larger outputs are fastest with smaller batches.
 _CACHE_NUMBERS = 16 * 256 * 32 * 32
 
 _LARGEST: WeakKeyDictionary[nn.Module, dict[torch.Size, int]] = WeakKeyDictionary()
@@ -26,7 +26,7 @@ _LARGEST: WeakKeyDictionary[nn.Module, dict[torch.Size, int]] = WeakKeyDictionar
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Run ``model`` in eval mode and put every submodule's mode back afterwards."""
+    """Put ``model`` in eval mode inside the context, and restore the mode of every submodule."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -45,10 +45,10 @@ def check_model(model: nn.Module) -> nn.Module:
 
 
 def logits_of(model: nn.Module, x: Tensor, *, as_it_is: bool = False) -> Tensor:
-    """F's logits for a batch, shape (batch, classes); clear words when it returns another thing.
+    """Return F's logits for a batch, shape (batch, classes); refuse any other output.
 
-    ``as_it_is`` leaves the modes of a model in eval mode alone: some of its parts may be in
-    training mode on purpose, as dropout that is part of a defence.
+    ``as_it_is``: if the model is in eval mode, leave the modes of its parts alone; dropout that is
+    part of a defence is in training mode on purpose.
     """
     check_model(model)
     try:
@@ -79,7 +79,7 @@ def logits_of(model: nn.Module, x: Tensor, *, as_it_is: bool = False) -> Tensor:
 
 
 def unwrap(out: Any) -> Any:
-    """The logits of an output that carries them, as those of Hugging Face's classifiers do."""
+    """Take the logits out of an output object, such as those of Hugging Face's classifiers."""
     return getattr(out, "logits", out)
 
 
@@ -98,7 +98,7 @@ def refuse_probabilities(logits: Tensor) -> None:
 
 @dataclass
 class Passes:
-    """How many images went through a module, and how many gradients came back through it."""
+    """Numbers of images passed forward through a module, and of gradients passed backward."""
 
     forward: int = 0
     backward: int = 0
@@ -139,15 +139,15 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def state_of(module: nn.Module) -> tuple[Any, ...]:
-    """Changes whenever weights or statistics are changed in place, replaced, moved or converted."""
+    """A key that changes when weights or statistics are modified, replaced, moved or converted."""
     tensors = [*module.parameters(), *module.buffers()]
     return tuple((id(t), t.data_ptr(), t._version, t.dtype, t.device) for t in tensors)
 
 
 def batch_for(x: Tensor, model: nn.Module) -> int:
-    """How many of these images a network had best see at once: on a CPU what its caches hold.
+    """The fastest batch size for these images: on a CPU, what fits into its caches.
 
-    By the size of its layers' outputs, which one image tells, once.
+    It follows from the size of the layers' outputs, which is measured once, with one image.
     """
     if x.device.type != "cpu":
         return max(1, x.shape[0])
@@ -171,8 +171,8 @@ def _largest_output(model: nn.Module, x: Tensor) -> int:
     try:
         if handles:
             with eval_mode(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
-                model.forward(x.detach())  # not a pass that anybody's hook on the model counts
-    except Exception:  # whatever is wrong with it, the call that matters will say it
+                model.forward(x.detach())  # bypasses hooks, which would count it
+    except Exception:  # if something is wrong, the real call reports it
         return 1
     finally:
         for handle in handles:

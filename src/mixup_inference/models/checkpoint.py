@@ -40,9 +40,9 @@ def shipped_models() -> dict[str, Path]:
 
 
 def weights_file(name: str | Path) -> Path:
-    """The file with the weights: a path, what a folder of ours calls it, or a shipped model's.
+    """The weights file of a path, a folder written by ``save_pretrained``, or a shipped model.
 
-    What lies in the working folder comes before a shipped model of the same name.
+    The working folder takes precedence over a shipped model of the same name.
     """
     path = expanded(name)
     if not (is_file(path) or is_folder(path)):
@@ -58,9 +58,9 @@ def save_checkpoint(
     half: bool = False,
     **header: Any,
 ) -> None:
-    """Write a model's weights, more tensors if wanted, and a header that says what they are.
+    """Write a model's weights, perhaps further tensors, and a header that describes them.
 
-    With ``half`` the weights take 16 bits each. They are read back into a model of 32 bits.
+    With ``half`` the weights take 16 bits each; loading converts them to the model's 32 bits.
     """
     tensors = {
         _WEIGHTS + name: _halved(tensor) if half and tensor.is_floating_point() else tensor
@@ -83,13 +83,13 @@ def _halved(tensor: Tensor) -> Tensor:
 
 
 def config_of(model: nn.Module) -> dict[str, Any] | None:
-    """What ``create_model`` noted on a model of ours; other people's ``config`` is not that."""
+    """The arguments that ``create_model`` built a model with; None for any other model."""
     config = getattr(model, "config", None)
     return config if isinstance(config, dict) and "num_classes" in config else None
 
 
 def load_checkpoint(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
-    """The model of a checkpoint of ours, in eval mode, and the checkpoint's header."""
+    """Load a checkpoint of ours: the model in eval mode, and the header."""
     tensors, header = read_checkpoint(path)
     config = header.get("architecture")
     if not isinstance(config, dict):
@@ -100,17 +100,17 @@ def load_checkpoint(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     weights = _weights_of(tensors)
     try:
         with torch.device("meta"):  # takes no memory, however large the header says it is
-            sketch = create_model(**config)
+            empty = create_model(**config)
     except Exception as error:  # a header can say anything
         raise InputError(f"{path} names an architecture that is not here: {error}") from None
-    _check_names(sketch, weights, path)
+    _check_names(empty, weights, path)
     model = create_model(**config)
     _fill(model, weights, path)
     return model.eval(), header
 
 
 def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """All tensors of a checkpoint of ours and its header."""
+    """Read all tensors of a checkpoint of ours, and its header."""
     tensors, header = read_tensors(Path(path))
     if header.get("format") != FORMAT:
         raise InputError(
@@ -120,7 +120,7 @@ def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]
 
 
 def fill_weights(model: nn.Module, tensors: Mapping[str, Tensor], path: str | Path) -> None:
-    """Put the weights of a checkpoint of ours into a model, or say where they do not fit."""
+    """Load the weights of a checkpoint of ours into a model; InputError says what does not fit."""
     _fill(model, _weights_of(tensors), path)
 
 
@@ -158,10 +158,9 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
 
 
 def _as_named_in(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under the names that fit the model best: as they are, or without a prefix.
+    """Strip the prefix that makes most of the names match the model's, if any does.
 
-    What does not have the prefix (a loss's weights beside the network's) is left out, if the
-    model is complete without it.
+    Tensors without that prefix (a loss's weights beside the network's) are left out.
     """
     own = model.state_dict().keys()
     found = dict(tensors)
@@ -178,7 +177,7 @@ def _as_named_in(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, T
 
 
 def _fill(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path) -> None:
-    """Load the weights, all of them and into all of the model, or say where they do not fit."""
+    """Load all weights into all of the model; InputError says what does not fit."""
     weights = _check_names(model, weights, path)
     own = model.state_dict()
     for name, tensor in weights.items():
@@ -205,7 +204,7 @@ def _fill(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path) -> 
 def _check_names(
     model: nn.Module, weights: Mapping[str, Tensor], path: str | Path
 ) -> dict[str, Tensor]:
-    """The weights, if their names and shapes are those of the model."""
+    """Check that the weights have the names and shapes of the model's."""
     own = model.state_dict()
     counters = {name: own[name] for name in own if name.endswith("num_batches_tracked")}
     weights = {**counters, **weights}  # old files lack these counters, which inference ignores

@@ -1,4 +1,4 @@
-"""What computes F when no gradient is asked for: torch as it is, or something faster.
+"""Inference engines: compute F without gradients, by torch or by something faster.
 
 Every engine is compared with the model itself before it is used. All but "bfloat16" are the same
 function up to float32's rounding; that one rounds to 8 bits on the way, and is 1.6 to 1.8 times as
@@ -28,21 +28,21 @@ from mixup_inference.utils.profiling import Stage, timed
 Run = Callable[[Tensor], Tensor]
 
 _ROUNDS = 3
-#: What was made for a model, as long as that lives: its state then, and the engine.
+#: For each model that is alive, its engines and its state when they were made.
 _MADE: WeakKeyDictionary[nn.Module, dict[Any, tuple[Any, Run]]] = WeakKeyDictionary()
 
 
 def check_engine(name: str) -> str:
-    """The name, if there is such an engine."""
+    """Check the name of an engine."""
     if name not in (*ENGINES, "auto"):
         raise unknown_name("engine", name, [*ENGINES, "auto"])
     return name
 
 
 def engine_for(name: str, model: nn.Module, x: Tensor) -> Run:
-    """``make_engine``, once for all who compute the same model on such images.
+    """Return the cached engine for a model and images of this shape, made by ``make_engine``.
 
-    Made again when the model's weights or statistics have changed.
+    It is made again when the model's weights or statistics have changed.
     """
     made = _MADE.setdefault(model, {})
     key = name, x.shape[1:], x.dtype, x.device, torch.get_num_threads()
@@ -54,7 +54,7 @@ def engine_for(name: str, model: nn.Module, x: Tensor) -> Run:
 
 @timed(Stage.COPYING)
 def make_engine(name: str, model: nn.Module, x: Tensor) -> Run:
-    """An engine by its name, checked on the images x; "auto" is the fastest on them.
+    """Make an engine by name and check it on the images x; "auto" takes the fastest on them.
 
     "auto" leaves out "compiled", which takes longer to set up than most evaluations last, and
     "bfloat16", which is not quite the same function.
@@ -92,7 +92,7 @@ def _seconds(run: Run, x: Tensor) -> float:
 
 
 def _eager(model: nn.Module, _: Tensor) -> Run:
-    itself = ref(model)  # an engine does not keep its model alive: it lives as long as that does
+    itself = ref(model)  # weak, so that the cached engine does not keep its model alive
 
     def run(x: Tensor) -> Tensor:
         model = itself()
@@ -156,7 +156,7 @@ def _openvino(model: nn.Module, x: Tensor) -> Run:
     settings = {
         "INFERENCE_PRECISION_HINT": "f32",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        "ENABLE_CPU_PINNING": False,  # else several processes share a core and leave others idle
+        "ENABLE_CPU_PINNING": False,  # otherwise several processes share one core
     }
     compiled = openvino.compile_model(program, "CPU", settings)
 
@@ -169,7 +169,7 @@ def _openvino(model: nn.Module, x: Tensor) -> Run:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Without what an exporter has to say to its developers."""
+    """Silence the logs and warnings of an exporter."""
     log = logging.getLogger("torch.onnx")
     before = log.level
     log.setLevel(logging.ERROR)

@@ -25,20 +25,20 @@ _FUSE: dict[type[nn.Module], Callable[..., tuple[nn.Parameter, nn.Parameter]]] =
     nn.Linear: fuse_linear_bn_weights,
 }
 
-#: Fewer images than this are through before a copy is made.
+#: For fewer images, making a copy takes longer than it saves.
 WORTHWHILE = 500
 
-#: Largest difference of log-probabilities of a copy from those of the model itself.
+#: The largest allowed difference in log-probabilities between a copy and the model.
 TOLERANCE = 1e-4
 
-#: Largest difference of probabilities for a copy that rounds.
+#: The largest allowed difference in probabilities, for a copy that rounds.
 ROUNDED = 0.1
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class Folded(nn.Module):
-    """The copy that ``fold`` makes: channels-last inside, as many images at once as are best."""
+    """A folded copy: channels-last, in batches of the fastest size. See ``fold``."""
 
     def __init__(self, model: nn.Module, *, rounds: bool = False) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Folded(nn.Module):
         self._copy(model)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the model returns."""
+        """The model's logits."""
         x = x.contiguous(memory_format=torch.channels_last)
         if len(x) <= (most := batch_for(x, self.model)):
             return self._logits(x)
@@ -54,10 +54,10 @@ class Folded(nn.Module):
 
     @torch.no_grad()
     def refresh(self, model: nn.Module) -> None:
-        """Take over the weights and statistics that the model has by now.
+        """Update the copy to the model's present weights and statistics.
 
-        Much cheaper than another copy, unless the copy holds numbers that the model has not, which
-        came about on the way.
+        This is much cheaper than another copy, unless tracing has left tensors in the copy that
+        the model does not have; then it is copied again.
         """
         theirs = _tensors(model)
         ours = {
@@ -77,7 +77,7 @@ class Folded(nn.Module):
             layer.bias.copy_(bias)
 
     def _copy(self, model: nn.Module) -> None:
-        """Copy the model; ``norms`` names the norm that each layer took in."""
+        """Copy the model; ``norms`` maps each layer to the norm that was folded into it."""
         folded, self.norms = _fold_traced(bare(model))
         self.model = folded.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.eval()
@@ -89,10 +89,10 @@ class Folded(nn.Module):
 
 
 def fold(model: nn.Module, *, rounds: bool = False) -> Folded:
-    """A copy in eval mode with its batch norms folded, channels-last, without weight gradients.
+    """Copy a model in eval mode: batch norms folded, channels-last, without weight gradients.
 
-    Later changes of the model do not reach it, until it is refreshed. Where the network cannot be
-    traced (its steps depend on values), batch norms stay what they are.
+    Later changes of the model do not reach the copy until ``refresh``. In a network that cannot be
+    traced, because its control flow depends on values, batch norms are not folded.
 
     Args:
         model: a classifier.
@@ -102,7 +102,7 @@ def fold(model: nn.Module, *, rounds: bool = False) -> Folded:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """A copy in eval mode, without weight gradients and without the hooks on it."""
+    """Copy a model in eval mode, without weight gradients and without its hooks."""
     twin = copy.deepcopy(model).eval().requires_grad_(requires_grad=False)
     twin._forward_hooks.clear()
     return twin
@@ -110,9 +110,9 @@ def bare(model: nn.Module) -> nn.Module:
 
 @timed(Stage.COPYING)
 def faster(model: nn.Module, x: Tensor, *, images: int, rounds: bool = False) -> nn.Module:
-    """``fold(model)`` if it pays for so many images and is the same function; else the model.
+    """``fold(model)`` if that pays for so many images and is the same function; else the model.
 
-    A model with hooks is left alone: somebody watches it.
+    A model with hooks is returned as it is.
 
     Args:
         model: a classifier without randomness.
@@ -145,17 +145,17 @@ def pays(model: nn.Module, *, images: int) -> bool:
 
 
 def is_watched(model: nn.Module) -> bool:
-    """Whether hooks look at what passes through the model or a part of it."""
+    """Whether the model or a part of it has forward hooks."""
     return any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
 def is_same(model: nn.Module, folded: Folded, x: Tensor) -> bool:
-    """Whether a copy says the same of these images; nearly, if it rounds."""
+    """Whether a copy agrees with the model on these images, within the tolerance."""
     return deviation(model, folded, x, rounds=folded.rounds) <= allowed(rounds=folded.rounds)
 
 
 def allowed(*, rounds: bool) -> float:
-    """The largest deviation of a copy that may stand in for its model."""
+    """The largest deviation that a copy may have."""
     return ROUNDED if rounds else TOLERANCE
 
 
@@ -163,9 +163,9 @@ def allowed(*, rounds: bool) -> float:
 def deviation(
     model: nn.Module, twin: Callable[[Tensor], Tensor], x: Tensor, *, rounds: bool
 ) -> float:
-    """Largest difference of log-probabilities from the model's; of probabilities if it rounds.
+    """The largest difference in log-probabilities, or in probabilities if the copy rounds.
 
-    NaN where one has no number.
+    NaN if an output has NaN.
     """
     with eval_mode(model):
         logits = unwrap(model.forward(x)), unwrap(twin(x))  # without hooks, which are the caller's
@@ -177,7 +177,7 @@ def deviation(
 
 
 def _fold_traced(model: nn.Module) -> tuple[nn.Module, dict[str, str]]:
-    """The model with norms folded into it, and for each layer that took one in the norm's name."""
+    """Fold the norms of a model; also map each changed layer to the name of its norm."""
     norms: dict[str, str] = {}
     try:
         traced = fx.symbolic_trace(model)
@@ -206,7 +206,7 @@ def _fold_traced(model: nn.Module) -> tuple[nn.Module, dict[str, str]]:
 
 
 def _fused(layer: nn.Module, norm: nn.Module) -> tuple[nn.Parameter, nn.Parameter]:
-    """The weight and the bias of a layer that does what the layer and the norm do one by one."""
+    """The weight and bias of one layer that is equivalent to the layer and the norm."""
     one = torch.ones_like(norm.running_var)  # type: ignore[arg-type]
     return _FUSE[type(layer)](
         layer.weight,
@@ -220,7 +220,7 @@ def _fused(layer: nn.Module, norm: nn.Module) -> tuple[nn.Parameter, nn.Paramete
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Weights and buffers by name; one with several names under each of them."""
+    """Weights and buffers by name; a shared one under each of its names."""
     return {
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
@@ -228,5 +228,5 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _uses(traced: fx.GraphModule, target: str) -> int:
-    """How often a layer is called: one that is shared cannot take in a norm."""
+    """How often a layer is called; no norm can be folded into a shared one."""
     return sum(node.op == "call_module" and node.target == target for node in traced.graph.nodes)

@@ -1,4 +1,4 @@
-"""Trained models as folders that say what they are, on disk or on the Hugging Face hub."""
+"""Trained models as self-describing folders, on disk or on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def save_pretrained(
 
 
 def check_pretrained(folder: Path) -> None:
-    """InputError, unless a folder holds what ``save_pretrained`` wrote, all of it and whole."""
+    """Raise InputError unless a folder holds all that ``save_pretrained`` wrote, unchanged."""
     _, header = read_checkpoint(folder / WEIGHTS)
     if read_checked_json(folder / CONFIG) != header:
         raise InputError(f"{folder / CONFIG} does not belong to {WEIGHTS} beside it.")

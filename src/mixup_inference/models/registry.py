@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mixup_inference.errors import InputError
+from mixup_inference.models.base import ImageClassifier, Scale
 from mixup_inference.models.resnet import CifarResNet, OfficialResNet50, PreActResNet18
 from mixup_inference.models.small import FastResNet, SmallCNN
 from mixup_inference.registry import Registry, import_attribute, importing_from_here
@@ -36,7 +37,13 @@ class NetworkEntry:
     @property
     def settings(self) -> set[str]:
         """What a user may set, beside classes and channels."""
-        return self._parameters - {"classes", "num_classes", "channels"} - self.fixed.keys()
+        scale = Scale.__annotations__.keys() if self._is_ours else set()
+        given = {"scale", "classes", "num_classes", "channels", *self.fixed}
+        return (self._parameters | scale) - given
+
+    @property
+    def _is_ours(self) -> bool:
+        return isinstance(self.factory, type) and issubclass(self.factory, ImageClassifier)
 
     @property
     def _parameters(self) -> set[str]:

@@ -8,12 +8,13 @@ published code really used under the name ResNet-50.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Unpack
 
 from torch import Tensor, nn
 from torch.nn.functional import pad, relu
 
 from mixup_inference.errors import InputError
-from mixup_inference.models.base import ImageClassifier, PerChannel, convolution
+from mixup_inference.models.base import ImageClassifier, Scale, convolution
 
 
 def _stage(
@@ -50,15 +51,9 @@ class CifarResNet(ImageClassifier):
     """ResNet-20/32/44/56 of He et al., Section 4.2: 6n + 2 layers, n blocks of each width."""
 
     def __init__(
-        self,
-        *,
-        depth: int = 20,
-        classes: int,
-        channels: int = 3,
-        mean: PerChannel = 0.5,
-        std: PerChannel = 0.5,
+        self, *, depth: int = 20, classes: int, channels: int = 3, **scale: Unpack[Scale]
     ) -> None:
-        super().__init__(channels=channels, mean=mean, std=std)
+        super().__init__(channels=channels, **scale)
         blocks, rest = divmod(depth - 2, 6)
         if blocks < 1 or rest:
             raise InputError(f"depth must be 6n + 2, such as 20; saw {depth}.")
@@ -103,15 +98,8 @@ class PreActBlock(nn.Module):
 class PreActResNet18(ImageClassifier):
     """Pre-activation ResNet-18 with a 3x3 stem: 11.2 M parameters."""
 
-    def __init__(
-        self,
-        *,
-        classes: int,
-        channels: int = 3,
-        mean: PerChannel = 0.5,
-        std: PerChannel = 0.5,
-    ) -> None:
-        super().__init__(channels=channels, mean=mean, std=std)
+    def __init__(self, *, classes: int, channels: int = 3, **scale: Unpack[Scale]) -> None:
+        super().__init__(channels=channels, **scale)
         self.conv1 = convolution(channels, 64)
         self.layer1 = _stage(PreActBlock, 2, 64, 64, 1)
         self.layer2 = _stage(PreActBlock, 2, 64, 128, 2)
@@ -160,15 +148,8 @@ class OfficialResNet50(ImageClassifier):
     Its inputs are in [-1, 1], which the default mean and std give.
     """
 
-    def __init__(
-        self,
-        *,
-        classes: int,
-        channels: int = 3,
-        mean: PerChannel = 0.5,
-        std: PerChannel = 0.5,
-    ) -> None:
-        super().__init__(channels=channels, mean=mean, std=std)
+    def __init__(self, *, classes: int, channels: int = 3, **scale: Unpack[Scale]) -> None:
+        super().__init__(channels=channels, **scale)
         self.conv1 = convolution(channels, 64, size=5)
         self.bn1 = nn.BatchNorm2d(64)
         self.layer1 = _stage(Bottleneck, 5, 64, 64, 1)

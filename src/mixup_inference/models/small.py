@@ -1,11 +1,13 @@
-"""A small convolutional network for small images: the digits in seconds on a laptop."""
+"""Small networks for small images, quick to train on a laptop."""
 
 from __future__ import annotations
+
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.models.base import ImageClassifier, PerChannel, layer
+from mixup_inference.models.base import ImageClassifier, Scale, layer
 from mixup_inference.validation import check_int
 
 
@@ -13,15 +15,9 @@ class SmallCNN(ImageClassifier):
     """Three 3x3 convolutions with batch norm, the second halving the side, then a mean and fc."""
 
     def __init__(
-        self,
-        *,
-        classes: int,
-        channels: int,
-        mean: PerChannel = 0.5,
-        std: PerChannel = 0.5,
-        width: int = 32,
+        self, *, classes: int, channels: int, width: int = 32, **scale: Unpack[Scale]
     ) -> None:
-        super().__init__(channels=channels, mean=mean, std=std)
+        super().__init__(channels=channels, **scale)
         check_int(width, what="width", least=1)
         self.features = nn.Sequential(
             layer(channels, width),
@@ -40,15 +36,9 @@ class FastResNet(ImageClassifier):
     """53 M multiply-adds at 32x32 and 0.76 M parameters (for 10 classes and the default width)."""
 
     def __init__(
-        self,
-        *,
-        classes: int,
-        channels: int = 3,
-        mean: PerChannel = 0.5,
-        std: PerChannel = 0.5,
-        width: int = 64,
+        self, *, classes: int, channels: int = 3, width: int = 64, **scale: Unpack[Scale]
     ) -> None:
-        super().__init__(channels=channels, mean=mean, std=std)
+        super().__init__(channels=channels, **scale)
         check_int(width, what="width", least=2)
         self.features = nn.Sequential(
             layer(channels, width // 2),

@@ -69,7 +69,7 @@ def read_torch(path: Path) -> dict[str, Tensor]:
 
 
 def _stand_in(name: str, passed_over: set[str]) -> Callable[..., Any]:
-    """What takes the place of a class or function: it notes its name and does nothing."""
+    """A class in the place of another class or function, which notes its name and does nothing."""
 
     class Inert:
         def __new__(cls, *_: object) -> Any:
@@ -87,7 +87,7 @@ def _stand_in(name: str, passed_over: set[str]) -> Callable[..., Any]:
 
 
 def _globals(file: io.BufferedReader) -> set[tuple[str, str]]:
-    """All classes and functions that the pickles ask for: their names of Python 2 and 3."""
+    """All classes and functions that the pickles ask for, by their names in Python 2 and 3."""
     names = set()
     for pickled in _pickles(file):
         for opcode, argument, _ in pickletools.genops(pickled):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,10 +50,11 @@ class EpochProgress:
     folded: bool | None = None
 
 
+@dataclass
 class Checkpointer:
     """Save and restore the state of a training.
 
-    Args:
+    Attributes:
         folder: None saves nothing.
         fabric: its first process writes; its precision may have a state of its own.
         model: what is trained.
@@ -62,23 +63,13 @@ class Checkpointer:
         every: seconds between two saves within an epoch.
     """
 
-    def __init__(
-        self,
-        folder: str | Path | None,
-        *,
-        fabric: Fabric,
-        model: nn.Module,
-        optimizer: torch.optim.SGD,
-        identity: dict[str, Any],
-        every: float,
-    ) -> None:
-        self.folder = None if folder is None else Path(folder)
-        self.fabric = fabric
-        self.model = model
-        self.optimizer = optimizer
-        self.identity = identity
-        self.every = every
-        self._saved_at = time.monotonic()
+    folder: Path | None
+    fabric: Fabric
+    model: nn.Module
+    optimizer: torch.optim.SGD
+    identity: dict[str, Any]
+    every: float
+    _saved_at: float = field(default_factory=time.monotonic, init=False)
 
     @property
     def is_due(self) -> bool:

@@ -95,19 +95,15 @@ def train(
         "weights": fingerprint({n: list(t.shape) for n, t in model.state_dict().items()}),
     }
     check_agreement(fabric, fingerprint(identity))
-    checkpointer = Checkpointer(
-        folder,
-        fabric=fabric,
-        model=model,
-        optimizer=torch.optim.SGD(
-            model.parameters(),
-            lr=recipe.lr,
-            momentum=recipe.momentum,
-            weight_decay=recipe.weight_decay,
-        ),
-        identity=identity,
-        every=check_number(save_every, what="save_every, in seconds,", least=0),
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=recipe.lr,
+        momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
     )
+    every = check_number(save_every, what="save_every, in seconds,", least=0)
+    path = None if folder is None else Path(folder)
+    checkpointer = Checkpointer(path, fabric, model, optimizer, identity, every)
     trainer = _Trainer(recipe, fabric, model, images, labels, classes, trial, checkpointer)
     joint = joint_batch_norm(model) if fabric.world_size > 1 else nullcontext()
     with channels_last(model, trial[:2]), joint:

@@ -32,8 +32,8 @@ class SharedBatch:
         index: the positions of all rows in the data set.
         y: the labels of all rows.
         own: the rows of this process.
-        images: the images of some rows, whoever has them.
-        gather: puts together what each process has for its own rows.
+        images: the images of some rows, of this process or another.
+        gather: collects the rows of all processes.
     """
 
     index: Tensor
@@ -64,7 +64,7 @@ class Batch:
         )
 
     def with_images(self, x: Tensor) -> Batch:
-        """The batch with other images in its rows, and in those of the other processes."""
+        """Replace the images, in the rows of this process and in those of the others."""
         shared = self.shared
         if shared is not None:
             gather = shared.gather
@@ -201,7 +201,7 @@ def attacked(model: nn.Module, batch: Batch, recipe: Recipe) -> Batch:
 
 
 def join(adversarial: Examples, clean: Examples, ratio: float) -> Examples:
-    """Both halves as one batch, for one forward pass; a half of weight zero is left out."""
+    """Join both halves for one forward pass; a half of weight zero is left out."""
     halves = [
         Examples(half.x, half.targets, half.weights * weight)
         for half, weight in ((adversarial, ratio), (clean, 1 - ratio))

@@ -6,52 +6,28 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from functools import wraps
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.registry import is_code
 from mixup_inference.training.objectives import OBJECTIVES
-from mixup_inference.validation import check_int, check_number
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+PRECISIONS: tuple[str, ...] = get_args(Precision)
 
-_MILESTONE = "a milestone, a fraction of the epochs,"
-
+Count = Annotated[int, Field(ge=1)]
+Amount = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 T = TypeVar("T")
-
-
-def _whole(least: int) -> BeforeValidator:
-    def check(value: object, info: ValidationInfo) -> int:
-        return check_int(value, what=str(info.field_name), least=least)
-
-    return BeforeValidator(check)
-
-
-def _number(most: float = math.inf, *, what: str | None = None) -> BeforeValidator:
-    def check(value: object, info: ValidationInfo) -> float:
-        return check_number(value, what=what or str(info.field_name), least=0, most=most)
-
-    return BeforeValidator(check)
-
-
-def _positive(value: float, info: ValidationInfo) -> float:
-    if value == 0:
-        raise InputError(f"{info.field_name} must be positive; saw 0.")
-    return value
 
 
 def _known(objective: str) -> str:
     """A known objective, or the place of one; its code runs only once it has been loaded."""
     return objective if is_code(objective) else OBJECTIVES[objective].name
-
-
-Share = Annotated[float, _number(most=1)]
-Amount = Annotated[float, _number()]
-Positive = Annotated[float, _number(), AfterValidator(_positive)]
 
 
 def _plain_errors(cls: type[T]) -> type[T]:
@@ -70,18 +46,17 @@ def _plain_errors(cls: type[T]) -> type[T]:
 
 
 def _sentence(problem: Any) -> str:
-    name, value, context = problem["loc"][0], problem["input"], problem.get("ctx", {})
-    if "error" in context:
-        return str(context["error"])
+    name, cause = str(problem["loc"][0]), problem.get("ctx", {}).get("error")
     if problem["type"] == "unexpected_keyword_argument":
-        return str(unknown_name("setting", name, [field.name for field in fields(Recipe)]))
-    if problem["type"] == "literal_error":
-        return f"unknown {name} {value!r}; it must be {context['expected']}."
-    return f"{name}: {problem['msg']}; saw {value!r}."
+        cause = unknown_name("setting", name, [field.name for field in fields(Recipe)])
+    if cause is not None:
+        return str(cause)
+    name += ", as fractions of the epochs," if name == "milestones" else ""
+    return f"{problem['msg'].replace('Input should', f'{name} must')}; saw {problem['input']!r}."
 
 
 @_plain_errors
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class Recipe:
     """Settings of a training run. The defaults are the paper's for mixup (Section 4.1).
 
@@ -113,27 +88,27 @@ class Recipe:
     """
 
     objective: Annotated[str, AfterValidator(_known)] = "mixup"
-    epochs: Annotated[int, _whole(1)] = 200
-    batch_size: Annotated[int, _whole(2)] = 64
+    epochs: Count = 200
+    batch_size: Annotated[int, Field(ge=2)] = 64
     lr: Positive = 0.01
     momentum: Share = 0.9
     weight_decay: Amount = 0.0
     schedule: Literal["step", "one-cycle"] = "step"
-    milestones: tuple[Annotated[float, _number(1, what=_MILESTONE)], ...] = (0.5, 0.75)
+    milestones: tuple[Share, ...] = (0.5, 0.75)
     warmup: Share = 0.2
     alpha: Positive = 1.0
     ratio: Literal["sample", "batch"] = "sample"
     lam: Share | None = None
     eps: Amount = 8 / 255
     step: Amount = 2 / 255
-    steps: Annotated[int, _whole(0)] = 10
+    steps: Annotated[int, Field(ge=0)] = 10
     attack_labels: Literal["true", "predicted"] = "true"
     adv_ratio: Share = 0.5
     flip: bool = False
-    crop_padding: Annotated[int, _whole(0)] = 0
-    max_steps: Annotated[int, _whole(1)] | None = None
+    crop_padding: Annotated[int, Field(ge=0)] = 0
+    max_steps: Count | None = None
     precision: Precision | None = None
-    seed: Annotated[int, _whole(0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     def steps_of_epoch(self, count: int) -> int:
         """How many steps an epoch over this many images has.

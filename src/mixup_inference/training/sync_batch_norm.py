@@ -1,7 +1,7 @@
 """Batch norm over the rows of all processes, as if they were one batch.
 
-torch's ``SyncBatchNorm`` does that on GPUs and refuses CPUs; the sums here go wherever the
-processes' collectives go.
+torch's ``SyncBatchNorm`` refuses CPUs; this one works on any device that the processes'
+collectives support.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
 
 @contextmanager
 def joint_batch_norm(model: nn.Module) -> Iterator[None]:
-    """Let the batch norms of a model see the rows of all processes while they train.
+    """Make the batch norms of a model use the rows of all processes in training mode.
 
-    Modules, names and weights stay what they are; only their ``forward`` is another for a while.
-    Classes with a ``forward`` of their own are left alone, and so is eval mode.
+    Inside the context their ``forward`` is replaced; modules, names and weights stay. Subclasses
+    with a ``forward`` of their own are left alone.
     """
     norms: list[Any] = [
         part
@@ -86,7 +86,7 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.no_grad()
 def _remember(norm: Any, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-    """Move the running statistics, as torch does; the variance that it keeps is unbiased."""
+    """Update the running statistics as torch does, with the unbiased variance."""
     norm.num_batches_tracked.add_(1)
     share = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
     unbiased = variance * (count / (count - 1).clamp(min=1))
@@ -105,6 +105,6 @@ def _column(channels: Tensor, x: Tensor) -> Tensor:
 
 
 def _summed(x: Tensor) -> Tensor:
-    """The sum over all processes, put in the place of x."""
+    """Sum over all processes, in place."""
     distributed.all_reduce(x)
     return x

@@ -58,7 +58,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that writes and speaks."""
+        """Whether this is the process that writes and reports."""
         return self.rank == 0
 
     def share(self, parts: Sequence[P], work: Callable[[P], T]) -> list[T]:
@@ -116,7 +116,7 @@ ALONE = Ranks()
 
 
 def check_device(device: str) -> str:
-    """A device that is there; "auto" is the first of cuda, mps, cpu that is."""
+    """Check that a device is available; "auto" takes the first of cuda, mps and cpu."""
     import torch  # noqa: PLC0415 (slow to import)
 
     there = ["cpu"]
@@ -132,7 +132,7 @@ def check_device(device: str) -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that can be written to, or say why not."""
+    """Create a writable folder; InputError says why that is not possible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"

@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with ~ written out; a user that does not exist is an error for people."""
+    """Expand ~ in a path; InputError if there is no such user."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -150,7 +150,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a regular file; a path that cannot exist (too long, a NUL) has none."""
+    """Whether there is a regular file; False for a path that cannot exist (too long, a NUL)."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -180,23 +180,23 @@ def read_text(path: Path, *, what: str, most: int) -> str:
 
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:
-    """A TOML document; whatever is wrong with it is one error."""
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise InputError(f"{source} is nested too deeply.") from None
-    except ValueError as error:  # also of a number with thousands of digits
-        raise InputError(f"{source} is not valid TOML: {error}.") from None
+    """Parse TOML; whatever is wrong with it is one error."""
+    document: dict[str, Any] = _parsed(tomllib.loads, text, f"{source} is not valid TOML", source)
+    return document
 
 
 def parse_json(text: str | bytes, source: str) -> Any:
-    """A JSON document; whatever is wrong with it is one error."""
+    """Parse JSON, likewise."""
+    return _parsed(json.loads, text, f"{source} is not valid JSON", source)
+
+
+def _parsed(parse: Callable[[Any], Any], text: str | bytes, wrong: str, source: str) -> Any:
     try:
-        return json.loads(text)
+        return parse(text)
     except RecursionError:
         raise InputError(f"{source} is nested too deeply.") from None
-    except ValueError as error:
-        raise InputError(f"{source} is not valid JSON: {error}.") from None
+    except ValueError as error:  # also of a number with thousands of digits
+        raise InputError(f"{wrong}: {error}.") from None
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Any]:
@@ -288,7 +288,7 @@ def add_checksums(folder: Path, paths: Iterable[Path]) -> None:
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
-    """The checksums by file; lines that make no sense are left out."""
+    """Read the checksums by file; malformed lines are skipped."""
     pairs = [line.split("  ", 1) for line in _text(folder).splitlines() if line[:1] != "#"]
     return {pair[1]: pair[0] for pair in pairs if len(pair) == 2}
 

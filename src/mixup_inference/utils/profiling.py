@@ -1,7 +1,7 @@
-"""Where the time goes: named stages that may lie in each other, and nothing counted twice.
+"""Profiling: seconds by named stage. Stages may be nested, and nothing is counted twice.
 
-The code says what it is doing with ``timed``, around some lines or as a decorator. Unless a
-``Stopwatch`` is running, that does nothing.
+``timed`` marks a stage, as a context or as a decorator. It does nothing unless a ``Stopwatch`` is
+running.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Open:
 
 
 class Stopwatch:
-    """Runs from when it is made, and counts every second for the innermost stage that is open.
+    """Start on construction, and count every second for the innermost open stage.
 
     So the stages add up to the whole time. What is not marked is ``Stage.REST``.
 
@@ -61,7 +61,7 @@ class Stopwatch:
         self._token: Token[Stopwatch | None] | None = None
 
     def enter(self, stage: Stage, images: int = 0) -> None:
-        """A stage begins inside of the one that is open."""
+        """Begin a stage inside of the open one."""
         self.read()
         for outer in self._open:
             if outer.stage is stage:
@@ -69,7 +69,7 @@ class Stopwatch:
         self._open.append(_Open(stage, images))
 
     def leave(self) -> None:
-        """The innermost stage ends."""
+        """End the innermost stage."""
         self.read()
         self.images += self._open.pop().images
 

@@ -1,4 +1,4 @@
-"""Progress, told to whoever listens. The library itself stays silent.
+"""Progress reporting. The library itself stays silent.
 
 A long job takes ``progress`` and opens a task on it; the command line passes one that draws
 bars with an estimate of the time left, and a Python caller may pass ``RichProgress()``.
@@ -21,7 +21,7 @@ class Task(Protocol):
     """One running job."""
 
     def advance(self, steps: int = 1, note: str | None = None) -> None:
-        """Say that ``steps`` more units are done, and perhaps how it goes."""
+        """Report that ``steps`` more units are done, perhaps with a note."""
 
 
 class Progress(Protocol):
@@ -32,7 +32,7 @@ class Progress(Protocol):
 
 
 class _Silent:
-    """Listens to nothing."""
+    """Report nothing."""
 
     def advance(self, steps: int = 1, note: str | None = None) -> None:
         """Do nothing."""

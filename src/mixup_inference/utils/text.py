@@ -1,4 +1,4 @@
-"""Words from outside, made safe to show: on a terminal, in Markdown, in a spreadsheet."""
+"""Escape untrusted text for a terminal, for Markdown and for spreadsheets."""
 
 from __future__ import annotations
 
