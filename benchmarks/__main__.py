@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks import attacks, draws, growth, inference, pool_on_disk, report, training
-from mixup_inference.version import __version__
+from mixup_inference import __version__
 
 FOLDER = Path(__file__).parent
 ROUNDS = 5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.inference import data, network
 from benchmarks.measure import ratio, take_turns
 from mixup_inference import train
-from mixup_inference.training.recipe import Objective, Recipe
+from mixup_inference.training import OBJECTIVES, Recipe
 
 BATCH, EPS, STEP, STEPS, LR, MOMENTUM = 64, 8 / 255, 2 / 255, 10, 0.01, 0.9
 #: The networks, and how many images a training without an inner attack and one with it sees.
@@ -68,8 +68,8 @@ def against_a_plain_loop(rounds: int) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, (many, few) in NETWORKS.items():
         out[name] = {}
-        for objective in get_args(Objective):
-            count = few if objective in ("at", "iat") else many
+        for objective, entry in OBJECTIVES.items():
+            count = few if entry.adversarial else many
             x, _ = data(count)
             y = torch.arange(count) % 10
             recipe = Recipe(

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +20,20 @@ def test_promised_names_are_there_and_listed():
         assert callable(getattr(mixup_inference, name))
         assert name in dir(mixup_inference)
     assert set(NAMES) <= set(mixup_inference.__all__)
-    assert set(mixup_inference.__all__) == set(mixup_inference._HOME_OF)
     with pytest.raises(AttributeError, match="no attribute 'Poool'"):
         mixup_inference.Poool  # noqa: B018
+
+
+def test_type_checkers_see_what_the_table_has():
+    source = ast.parse(Path(mixup_inference.__file__).read_text(encoding="utf-8"))
+    block = next(node for node in source.body if isinstance(node, ast.If))
+    seen = {
+        alias.asname: statement.module.removeprefix("mixup_inference.")
+        for statement in block.body
+        for alias in statement.names
+    }
+    assert seen == mixup_inference._HOME_OF
+    assert {getattr(mixup_inference, name).__name__ for name in seen} == set(seen)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from mixup_inference.errors import DiskFullError, InputError
 from mixup_inference.utils.io import (
-    broken_seal,
+    add_checksum,
+    atomic_write,
+    checksum_problem,
+    read_checked_json,
     read_header,
-    read_sealed,
     read_tensors,
-    replacing,
-    seal,
     write_json,
     write_tensors,
     write_text,
@@ -36,18 +36,19 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(st.text(), VALUES))
 def test_a_seal_survives_json_and_nothing_else(document):
-    sealed = seal(document)
-    again = json.loads(json.dumps(sealed))
-    assert broken_seal(again) is None
-    assert broken_seal(again | {"one more": 1}) is not None
+    again = json.loads(json.dumps(add_checksum(document)))
+    assert checksum_problem(again) is None
+    assert checksum_problem(again | {"one more": 1}) is not None
     for key in again.keys() - {"checksum"}:
-        assert broken_seal({k: v for k, v in again.items() if k != key}) is not None
+        assert checksum_problem({k: v for k, v in again.items() if k != key}) is not None
 
 
-def test_keys_that_json_makes_strings_are_sealed_as_it_writes_them():
-    assert broken_seal(json.loads(json.dumps(seal({"by steps": {2: 1, 10: 2}})))) is None
-    assert broken_seal({"a": 1}) == "carries no checksum"
-    assert broken_seal([1]) == "carries no checksum"
+def test_keys_that_json_makes_strings_are_checked_as_it_writes_them():
+    assert (
+        checksum_problem(json.loads(json.dumps(add_checksum({"by steps": {2: 1, 10: 2}})))) is None
+    )
+    assert checksum_problem({"a": 1}) == "carries no checksum"
+    assert checksum_problem([1]) == "carries no checksum"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"a": NaN}', "[" * 100_000, "\0"])
@@ -55,26 +56,26 @@ def test_what_is_no_sealed_file_is_refused(tmp_path, content):
     path = tmp_path / "a.json"
     path.write_text(content)
     with pytest.raises(InputError, match=r"a\.json"):
-        read_sealed(path)
+        read_checked_json(path)
     with pytest.raises(InputError, match="there is no file"):
-        read_sealed(tmp_path / "b.json")
+        read_checked_json(tmp_path / "b.json")
 
 
 @given(cut=st.integers(0, 200), data=st.data())
 def test_no_bit_of_a_sealed_file_can_change_unseen(tmp_path_factory, cut, data):
     """But for those between the tokens, which say nothing."""
-    path = tmp_path_factory.mktemp("sealed") / "a.json"
+    path = tmp_path_factory.mktemp("checked") / "a.json"
     document = {"identity": {"model": "mixup"}, "value": [1, 2.5, "text"]}
-    write_json(path, seal(document))
+    write_json(path, add_checksum(document))
     whole = bytearray(path.read_bytes())
     at = data.draw(st.integers(0, len(whole) - 1))
     whole[at] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(whole)
     try:
-        read = read_sealed(path)
+        read = read_checked_json(path)
     except InputError:
         return
-    assert read == seal(document)
+    assert read == add_checksum(document)
 
 
 def test_the_header_of_a_tensor_file_is_sealed_too(tmp_path):
@@ -104,7 +105,7 @@ def test_a_full_disk_is_named_and_leaves_the_old_file(tmp_path, monkeypatch, cod
 
 
 def test_other_errors_stay_what_they_are(tmp_path):
-    with pytest.raises(PermissionError), replacing(tmp_path / "a"):
+    with pytest.raises(PermissionError), atomic_write(tmp_path / "a"):
         raise PermissionError(errno.EACCES, "not allowed")
     assert list(tmp_path.iterdir()) == []
 

@@ -16,9 +16,10 @@ from mixup_inference import from_pretrained, load_dataset
 from mixup_inference.metrics.accuracy import wilson
 from mixup_inference.models import shipped_models
 from mixup_inference.theory import linearity
+from mixup_inference.training import OBJECTIVES
 
 RESULTS = Path(__file__).parents[1] / "results"
-OBJECTIVES = {
+TITLES = {
     "erm": "plain training (ERM)",
     "mixup": "mixup",
     "at": "adversarial training, clean and attacked images 1:1",
@@ -45,11 +46,11 @@ def card(name: str) -> str:
     inner = (
         f"; inner attack {recipe['steps']} steps of {_in_255(recipe['step'])}, eps "
         f"{_in_255(recipe['eps'])}"
-        if objective in ("at", "iat")
+        if OBJECTIVES[objective].adversarial
         else ""
     )
-    mixed = objective in ("mixup", "iat")
-    mixing = f"; Beta({recipe['alpha']:g}, {recipe['alpha']:g})" if mixed else ""
+    beta = f"; Beta({recipe['alpha']:g}, {recipe['alpha']:g})"
+    mixing = beta if OBJECTIVES[objective].uses_mixup else ""
     schedule = (
         f"{recipe['epochs']} epochs, batches of {recipe['batch_size']}, one cycle up to "
         f"{recipe['lr']:g}, weight decay {recipe['weight_decay']:g}, flips, crops; "
@@ -60,7 +61,7 @@ def card(name: str) -> str:
         ("data", f"the 50,000 training images of {data}; the weights contain no images"),
         ("network", f"`{header['architecture']['name']}`, {size:,} parameters"),
         ("input", "NCHW, pixels in [0, 1]; the normalisation is inside"),
-        ("recipe", f"{OBJECTIVES[objective]}{mixing}{inner}; {schedule}"),
+        ("recipe", f"{TITLES[objective]}{mixing}{inner}; {schedule}"),
         ("time", f"{header['training_seconds'] / 60:.0f} minutes on one core"),
         ("again", f"`mixup-inference train {data}-training`"),
         ("kept in", "16 bits, and measured so"),

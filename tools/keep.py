@@ -14,7 +14,7 @@ from typing import Any
 from mixup_inference.experiments import load_spec
 from mixup_inference.experiments.spec import AttackSpec
 from mixup_inference.reporting import write_results
-from mixup_inference.utils.io import SUMS
+from mixup_inference.utils.io import CHECKSUMS
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -27,7 +27,7 @@ def keep(run: Path, folder: Path, *, join: bool = False) -> Path:
         results = joined(json.loads((kept / "results.json").read_text()), results)
     kept.mkdir(parents=True, exist_ok=True)
     write_results(results, kept)
-    for name in ("table.md", SUMS):
+    for name in ("table.md", CHECKSUMS):
         (kept / name).unlink()
     return kept
 

@@ -22,9 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mixup_inference.metrics.accuracy import mean_interval
 from mixup_inference.reporting.claims import claims
 from mixup_inference.reporting.figures import charts, draw
-from mixup_inference.reporting.tables import adaptive_lines, percent, table_lines, with_margin
+from mixup_inference.reporting.formatting import format_margin, format_mean, percent
+from mixup_inference.reporting.tables import adaptive_lines, table_lines
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -77,7 +79,7 @@ def beside(results: dict[str, Any], theirs: dict[str, dict[str, str]]) -> str:
     columns = results["columns"]
     rows = []
     for row in results["rows"]:
-        cells = [with_margin(row["cells"][c]) for c in columns]
+        cells = [format_margin(row["cells"][c]) for c in columns]
         rows.append([row["title"], *_with_paper(cells, columns, theirs.get(row["title"], {}))])
     return "\n".join(table_lines(["", *columns], rows))
 
@@ -91,7 +93,9 @@ def conventions(
     rows = []
     for row in ours["rows"]:
         if (other := cells.get(row["title"])) is not None:
-            both = [f"{with_margin(row['cells'][c])} / {with_margin(other[c])}" for c in columns]
+            both = [
+                f"{format_margin(row['cells'][c])} / {format_margin(other[c])}" for c in columns
+            ]
             rows.append([row["title"], *_with_paper(both, columns, printed.get(row["title"], {}))])
     return "\n".join(table_lines(["ours / theirs (paper)", *columns], rows))
 
@@ -151,8 +155,8 @@ def detected(results: dict[str, Any], lam: float) -> str:
             if s["score"] != "entropy" and s["lam"] in (None, lam)
         }
         head[2:] = list(scores)
-        off_told = f"{off['mean']:.3f} ±{1.96 * off['se']:.3f}"
-        rows.append([titles[model], off_told, *scores.values()])
+        distance = format_mean(mean_interval(off["mean"], off["se"], line["pairs"]))
+        rows.append([titles[model], distance, *scores.values()])
     return "\n".join(table_lines(head, rows))
 
 
@@ -176,7 +180,7 @@ def judged(runs: list[dict[str, Any]]) -> str:
             if judge.setdefault(where, results["name"]) != results["name"]:
                 continue
             run = [f"`{results['name']}`"] * several
-            cells = [c.claim, c.source, *run, f"**{c.verdict}**", c.evidence]
+            cells = [c.statement, c.source, *run, f"**{c.verdict}**", c.evidence]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -15,6 +15,7 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -121,24 +122,31 @@ def is_code(name: str) -> bool:
     return bool(colon) and all(part.isidentifier() for part in [*module.split("."), attribute])
 
 
-def import_attribute(name: str, kind: str) -> Any:
-    """The object at ``package.module:attribute``.
+@contextmanager
+def importing_from_here() -> Iterator[None]:
+    """Also look for modules in the working folder, after the installed ones.
 
-    Modules are also looked for in the working folder, after the installed ones: a folder that came
-    from elsewhere cannot take their place.
+    A folder that came from elsewhere cannot take their place.
     """
-    module, _, attribute = name.partition(":")
     path_before = sys.path.copy()
     sys.path.append(str(Path.cwd()))
     try:
-        return getattr(importlib.import_module(module), attribute)
+        yield
+    finally:
+        sys.path[:] = path_before
+
+
+def import_attribute(name: str, kind: str) -> Any:
+    """The object at ``package.module:attribute``, which may lie in the working folder."""
+    module, _, attribute = name.partition(":")
+    try:
+        with importing_from_here():
+            return getattr(importlib.import_module(module), attribute)
     except Exception as error:
         raise InputError(
             f"cannot import the {kind} {name!r}: {type(error).__name__}: {error}. It must be "
             "package.module:attribute, importable from here."
         ) from error
-    finally:
-        sys.path[:] = path_before
 
 
 @cache

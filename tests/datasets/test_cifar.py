@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mixup_inference import InputError
-from mixup_inference.datasets import SOURCES, load_dataset
+from mixup_inference.datasets import DATASETS, DatasetEntry, load_dataset
 from mixup_inference.datasets.cifar import CIFAR10, CIFAR100, CIFAR100_COARSE
 from mixup_inference.datasets.download import RemoteFile
 from mixup_inference.datasets.readers import records
@@ -198,7 +198,7 @@ def test_a_download_happens_once_and_only_when_needed(tmp_path, monkeypatch):
         title, shape, place, load = "tiny", tiny.shape, tiny.place, tiny.load
 
     Source.download = staticmethod(download)
-    monkeypatch.setitem(SOURCES, "cifar10", Source)
+    monkeypatch.setitem(DATASETS._entries, "cifar10", DatasetEntry("cifar10", Source()))
     assert len(load_dataset("cifar10", tmp_path / "root").train) == 60
     load_dataset("cifar10", tmp_path / "root")
     assert calls == [tmp_path / "root"]

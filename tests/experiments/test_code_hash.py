@@ -9,22 +9,20 @@ import torch
 
 from mixup_inference.attacks import pgd
 from mixup_inference.defenses import MixupInference, RandomRotation
-from mixup_inference.experiments import Callback, Experiment, experiment, models, parse_spec
+from mixup_inference.experiments import Callback, Experiment, check_spec, experiment, models
 from mixup_inference.experiments.code_hash import PACKAGE, code_hash
 from mixup_inference.theory import analyze
 from mixup_inference.training import train
+from specs import merged, tiny_spec
 
-SPEC = """
-name = "tiny"
-title = "A tiny experiment"
-draws = 2
-data = {name = "digits", test = 10}
-network = {name = "small_cnn", width = 2}
-training = {epochs = 1, max_steps = 1, objective = "erm"}
-models = {erm = {}}
-attack = {eps = 0.1, step = 0.1, steps = [1], modes = ["untargeted"]}
-rows = [{title = "erm", model = "erm"}, {title = "mi", model = "erm", defense = "mi-ol"}]
-"""
+SPEC = tiny_spec(
+    data={"test": 10},
+    network={"width": 2},
+    training={"max_steps": 1, "objective": "erm"},
+    models={"mixup": None, "erm": {}},
+    attack={"step": 0.1, "steps": [1], "modes": ["untargeted"]},
+    rows=[{"title": "erm", "model": "erm"}, {"title": "mi", "model": "erm", "defense": "mi-ol"}],
+)
 
 
 @pytest.fixture
@@ -61,7 +59,7 @@ def hashes(root):
         ("attacks/threat_model.py", ".clamp(0, 1)", ".clamp(0, 2)", {"examples"}),
         ("theory/formulas.py", "def table_1", "CHANGED = 1\n\n\ndef table_1", {"theory"}),
         ("training/batches.py", ".flip(-1)", ".flip(-2)", {"model"}),
-        ("reporting/tables.py", "def percent", "CHANGED = 1\n\n\ndef percent", set()),
+        ("reporting/formatting.py", "def percent", "CHANGED = 1\n\n\ndef percent", set()),
         ("utils/text.py", "def plain(", "CHANGED = 1\n\n\ndef plain(", set()),
         ("draws.py", '"""Random numbers', '"""Random words', set()),
         ("draws.py", "import hashlib\n", "import hashlib\n\n# A comment.\n", set()),
@@ -98,7 +96,7 @@ class Watch(Callback):
 
 def run(folder, **options):
     watch = Watch()
-    made = Experiment(parse_spec(SPEC), folder, callback=watch, **options)
+    made = Experiment(check_spec(SPEC), folder, callback=watch, **options)
     return made, made.run(), watch.events
 
 
@@ -165,7 +163,7 @@ def test_models_of_older_code_are_used_on_purpose_only(tmp_path, changed):
 def test_a_model_of_another_recipe_is_never_reused(tmp_path, changed):
     run(tmp_path)
     changed(train)
-    spec = parse_spec(SPEC.replace("max_steps = 1", "max_steps = 2"))
+    spec = check_spec(merged(SPEC, training={"max_steps": 2}))
     made = Experiment(spec, tmp_path, reuse_models=True)
     made.train()
     assert made.models.reused == {}

@@ -66,7 +66,7 @@ def test_factories_are_found_in_the_working_folder():
         ("their_models:text", "must return an nn.Module; it returned str"),
         ("their_models:fails", "RuntimeError: out of luck"),
         ("their_models:needs", "TypeError"),
-        ("their_models:", "cannot build the model"),
+        ("their_models:", "cannot import the network"),
     ],
 )
 def test_what_cannot_be_built_is_said(name, words):

@@ -21,7 +21,7 @@ HOT = functional.one_hot(Y, 3).double()
 
 
 def examples(name, **settings):
-    return OBJECTIVES[name](MODEL, BATCH, Recipe(objective=name, **settings), 3)
+    return OBJECTIVES[name].function(MODEL, BATCH, Recipe(objective=name, **settings), 3)
 
 
 def recover(mixed, original):
@@ -129,7 +129,7 @@ def test_ratios_and_partners_follow_epoch_and_seed():
     first = examples("mixup").x
     assert not torch.equal(first, examples("mixup", seed=1).x)
     later = Batch(X, Y, BATCH.index, epoch=3)
-    assert not torch.equal(first, OBJECTIVES["mixup"](MODEL, later, Recipe(), 3).x)
+    assert not torch.equal(first, OBJECTIVES["mixup"].function(MODEL, later, Recipe(), 3).x)
 
 
 @pytest.mark.usefixtures("same_global_state")

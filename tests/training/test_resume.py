@@ -11,7 +11,7 @@ from torch import nn
 from mixup_inference import InputError, create_model, train
 from mixup_inference.models.folding import Folded
 from mixup_inference.training import BEST, LAST, Recipe, loop
-from mixup_inference.training.speed import victim_of
+from mixup_inference.training.speed import attack_target
 from mixup_inference.utils.io import read_tensors
 from stopping_trainings import StopAfter, StopError
 
@@ -83,10 +83,10 @@ def test_the_choice_of_an_epoch_stays(data, tmp_path, monkeypatch, folds):
 
     def choose(model, x, *, images, folded=None):
         images = images if folds else 0
-        chosen.append(victim_of(model, x, images=images, folded=folded))
+        chosen.append(attack_target(model, x, images=images, folded=folded))
         return chosen[-1]
 
-    monkeypatch.setattr(loop, "victim_of", choose)
+    monkeypatch.setattr(loop, "attack_target", choose)
     model = create_model("small_cnn", 10, channels=1, width=4)
     with pytest.raises(StopError):
         train(model, *data, RECIPE, folder=tmp_path, save_every=0, progress=StopAfter(2))

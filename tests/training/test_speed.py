@@ -17,7 +17,7 @@ from mixup_inference.draws import derive_seed, make_key
 from mixup_inference.models.folding import Folded
 from mixup_inference.training import Recipe, loop
 from mixup_inference.training.objectives import Batch, Examples, mix
-from mixup_inference.training.speed import channels_last, victim_of
+from mixup_inference.training.speed import attack_target, channels_last
 
 RECIPE = Recipe(objective="at", epochs=2, batch_size=60, lr=0.05, schedule="step", milestones=(),
                 eps=0.1, step=0.03, steps=4)  # fmt: skip
@@ -76,7 +76,7 @@ def test_equals_a_loop_written_out(parts, objective, monkeypatch):
     x, y = parts["train"].pixels[:180].double(), parts["train"].labels[:180]
     victims = []
     monkeypatch.setattr(
-        loop, "victim_of", lambda *a, **k: victims.append(victim_of(*a, **k)) or victims[-1]
+        loop, "attack_target", lambda *a, **k: victims.append(attack_target(*a, **k)) or victims[-1]
     )
     ours = network(width=4)
     expected = plain(copy.deepcopy(ours), x, y, objective)
@@ -99,7 +99,7 @@ def test_a_folded_victim_and_the_memory_format_change_nothing(name, monkeypatch)
     slow.load_state_dict(fast.state_dict())
     recipe = Recipe(**{**vars(RECIPE), "batch_size": 20, "epochs": 1, "steps": 9})
     train(fast, x, y, recipe)
-    monkeypatch.setattr(loop, "victim_of", lambda model, *_, **__: model)
+    monkeypatch.setattr(loop, "attack_target", lambda model, *_, **__: model)
     monkeypatch.setattr(loop, "channels_last", as_it_is)
     train(slow, x, y, recipe)
     torch.testing.assert_close(weights(fast), weights(slow), rtol=1e-10, atol=1e-10)
@@ -157,5 +157,5 @@ def test_a_watched_model_is_left_alone(parts):
     x = parts["train"].pixels[:8].double()
     with channels_last(model, x):
         assert model.features[1][0].weight.is_contiguous()
-    assert victim_of(model, x, images=10**6) is model
+    assert attack_target(model, x, images=10**6) is model
     assert not seen

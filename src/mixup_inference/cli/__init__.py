@@ -13,13 +13,13 @@ from typing import Annotated, TextIO
 
 from cyclopts import App, CycloptsError, Parameter
 
+from mixup_inference import __version__
 from mixup_inference.cli.catalogue import data_app, models_app
 from mixup_inference.cli.console import examples, profiled
 from mixup_inference.cli.options import Common, OneModel, Processes
 from mixup_inference.cli.runs import runs_app
 from mixup_inference.errors import MixupInferenceError, MixupInferenceWarning
 from mixup_inference.utils.text import plain_lines
-from mixup_inference.version import __version__
 
 HELP = """Mixup inference: defend image classifiers, detect adversarial inputs, measure honestly.
 

@@ -13,8 +13,8 @@ from mixup_inference.defenses import write_preset
 from mixup_inference.evaluation.grid_search import grid_of, in_words
 from mixup_inference.experiments import Tuned, load_spec, tune
 from mixup_inference.metrics.accuracy import cell_entry
-from mixup_inference.reporting.tables import percent, with_margin
-from mixup_inference.utils.io import add_sums
+from mixup_inference.reporting.formatting import format_margin, percent
+from mixup_inference.utils.io import add_checksums
 from mixup_inference.validation import check_number
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def tune_one(name: str | None, one: OneModel, loss: float, common: Common) -> No
         path = experiment.folder / "presets" / f"{model}+{one.defense}.toml"
         comment = _comment(tuned, f"{model} of {spec.title}", loss)
         write_preset(path, one.defense, tuned.settings, comment=comment)
-        add_sums(experiment.folder, [path])
+        add_checksums(experiment.folder, [path])
     if not common.quiet:
         _print(Console(), tuned, one.defense, loss)
         Console().print(f"\nKept as {path}", highlight=False, soft_wrap=True, markup=False)
@@ -76,5 +76,5 @@ def _print(console: Console, tuned: Tuned, defense: str, loss: float) -> None:
     width = max(len(row.title) for row in tuned.rows) + 2
     for row, cells in zip(tuned.rows, tuned.reported, strict=True):
         line = row.title.ljust(width)
-        line += "".join(with_margin(cell_entry(cell)).rjust(13) for cell in cells)
+        line += "".join(format_margin(cell_entry(cell)).rjust(13) for cell in cells)
         console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -9,13 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mixup_inference.datasets.arrays import as_tensors
-from mixup_inference.datasets.base import Dataset, LabelledImages, Shape, Source, load_digits
+from mixup_inference.datasets.arrays import as_dataset, as_tensors
+from mixup_inference.datasets.base import (
+    Dataset,
+    DatasetEntry,
+    LabelledImages,
+    Shape,
+    Source,
+    load_digits,
+)
 from mixup_inference.datasets.cifar import CIFAR10, CIFAR100, CIFAR100_COARSE
 from mixup_inference.datasets.fashion_mnist import FASHION_MNIST
 from mixup_inference.datasets.image_folder import load_folder
 from mixup_inference.datasets.splits import experiment_points, random_order, split
 from mixup_inference.errors import InputError, MissingDataError, unknown_name
+from mixup_inference.registry import Registry, is_code
 from mixup_inference.utils.io import expanded
 from mixup_inference.utils.progress import SILENT, Progress
 
@@ -29,13 +37,18 @@ SOURCES: Mapping[str, Source] = {
 EMBEDDED = "digits"
 FOLDER = "folder:"
 
+DATASETS: Registry[DatasetEntry] = Registry("data set", DatasetEntry)
+DATASETS.add(DatasetEntry(EMBEDDED, load_digits))
+for _name, _source in SOURCES.items():
+    DATASETS.add(DatasetEntry(_name, _source))
+
 
 def check_name(name: str) -> str:
-    """A name that ``load_dataset`` knows: of a data set, or folder:PATH."""
-    if not name.startswith(FOLDER) and name not in (EMBEDDED, *SOURCES):
-        raise unknown_name("data set", name, (EMBEDDED, *SOURCES, "folder:PATH"))
+    """A name that ``load_dataset`` takes: a known one, folder:PATH or package.module:function."""
     if name == FOLDER:
         raise InputError("folder: needs a path, as in folder:my-images.")
+    if not (name.startswith(FOLDER) or is_code(name) or name in DATASETS):
+        raise unknown_name("data set", name, (*DATASETS, "folder:PATH"))
     return name
 
 
@@ -59,16 +72,19 @@ def load_dataset(
     """The data set of this name: digits, cifar10, cifar100, fashion-mnist, ... or folder:PATH.
 
     It is looked for in ``data_root(root)`` and, if it is not there, fetched. ``size`` (a side, or
-    height and width) resizes the images; ``channels`` makes them grey (1) or colour (3).
+    height and width) resizes the images; ``channels`` makes them grey (1) or colour (3). A data set
+    of your own is a function in ``DATASETS``: ``@DATASETS.register("name")``, or
+    ``DATASETS.load("package.module:function")``.
     """
     check_name(name)
     if name.startswith(FOLDER):
         path = expanded(name.removeprefix(FOLDER))
         return load_folder(path, size=size, channels=channels, progress=progress)
-    if name == EMBEDDED:
-        data = Dataset(load_digits())
+    source = DATASETS[name].source
+    if callable(source):
+        data = as_dataset(source(), what=name)
     else:
-        place, source = data_root(root), SOURCES[name]
+        place = data_root(root)
         try:
             data = source.load(place)
         except MissingDataError:
@@ -91,13 +107,16 @@ def shape_of(name: str, **options: Any) -> Shape:
 
 
 __all__ = [
+    "DATASETS",
     "EMBEDDED",
     "FOLDER",
     "SOURCES",
     "Dataset",
+    "DatasetEntry",
     "LabelledImages",
     "Shape",
     "Source",
+    "as_dataset",
     "as_tensors",
     "check_name",
     "data_root",

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from mixup_inference.datasets.base import Dataset, LabelledImages
 from mixup_inference.datasets.image_file import eight_bits, is_grey
 from mixup_inference.errors import InputError
+from mixup_inference.validation import check_labels, check_stored_images
 
 
 def as_tensors(images: Any, labels: Any = None, *, what: str = "the data") -> tuple[Tensor, Tensor]:
@@ -28,6 +30,26 @@ def as_tensors(images: Any, labels: Any = None, *, what: str = "the data") -> tu
     if labels is None:
         return _collect(images, what)
     return _tensor(images, f"{what}'s images"), _tensor(labels, f"{what}'s labels")
+
+
+def as_dataset(data: Any, *, what: str = "the data set") -> Dataset:
+    """A ``Dataset``; or one made of two parts, to train and to test with (or None).
+
+    A part is a pair (images, labels) of tensors or arrays, or a Dataset or DataLoader of such.
+    """
+    if isinstance(data, Dataset):
+        return data
+    if not isinstance(data, tuple | list) or len(data) != 2 or data[0] is None:
+        raise InputError(f"{what} must be a Dataset or a pair (train, test); saw {data!r:.100}.")
+    parts = [as_tensors(*p) if isinstance(p, tuple) else as_tensors(p) for p in data if p]
+    names = tuple(str(label) for label in range(1 + max(int(labels.max()) for _, labels in parts)))
+    start, labelled = 0, []
+    for images, integers in parts:
+        check_stored_images(images, what=f"{what}'s images")
+        labels = check_labels(integers, count=len(images), what=f"{what}'s labels")
+        index = torch.arange(start, start := start + len(labels))
+        labelled.append(LabelledImages(images, labels, index, names))
+    return Dataset(*labelled)
 
 
 def _tensor(values: Any, what: str) -> Tensor:

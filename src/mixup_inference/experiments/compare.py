@@ -13,7 +13,7 @@ from typing import Any
 
 from mixup_inference.errors import InputError
 from mixup_inference.experiments.run_directory import Run
-from mixup_inference.utils.io import read_sealed
+from mixup_inference.utils.io import read_checked_json
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _parts(run: Run) -> dict[tuple[str, str], str]:
 
 
 def _answers(run: Run, part: str) -> dict[str, Any]:
-    document = read_sealed(run.folder / part)
+    document = read_checked_json(run.folder / part)
     if not isinstance(document.get("value"), dict) or "labels" not in document["value"]:
         raise InputError(f"{run.folder / part} holds no labels.")
     return document

@@ -28,15 +28,15 @@ from mixup_inference.experiments.adaptive_attacks import (
     is_mixup,
     sample_attacks,
 )
-from mixup_inference.experiments.experiment import Blank
 from mixup_inference.experiments.models import build_network
 from mixup_inference.experiments.spec import KnowingSpec, RowSpec, Spec
 from mixup_inference.models import from_pretrained
+from mixup_inference.models.base import DummyClassifier
 from mixup_inference.models.call import Passes, count_passes, logits_of
 from mixup_inference.models.engines import make_engine
 from mixup_inference.models.folding import WORTHWHILE
 from mixup_inference.pool import Pool
-from mixup_inference.training import Recipe
+from mixup_inference.training import OBJECTIVES, Recipe
 
 #: How long each speed is measured.
 SECONDS = 1.0
@@ -150,7 +150,7 @@ def training_passes(recipe: Recipe, images: int) -> tuple[int, int]:
     (1200, 1200)
     """
     per_epoch = min(images, recipe.steps_of_epoch(images) * recipe.batch_size)
-    if recipe.objective in ("erm", "mixup"):
+    if not OBJECTIVES[recipe.objective].adversarial:
         return recipe.epochs * per_epoch, recipe.epochs * per_epoch
     look = recipe.attack_labels == "predicted"
     back = recipe.epochs * per_epoch * (recipe.steps + 2)
@@ -159,7 +159,7 @@ def training_passes(recipe: Recipe, images: int) -> tuple[int, int]:
 
 def defense_passes(row: RowSpec, draws: int, shape: Shape) -> int:
     """Forward passes an image, counted on a model that knows nothing."""
-    blank = Blank(shape.classes)
+    blank = DummyClassifier(shape.classes, slope=0)
     image = torch.full((1, shape.channels, *shape.size), 0.5)
     pool = Pool(image.expand(shape.classes, -1, -1, -1), torch.arange(shape.classes))
     settings = {**row.settings, **DEFENSES[row.defense].costliest, "draws": draws}
@@ -219,18 +219,6 @@ def _rate(job: Callable[[], None], images: int) -> float:
         job()
         calls += 1
     return calls * images / (time.perf_counter() - started)
-
-
-class DummyClassifier(nn.Module):
-    """A classifier whose logits rise with the mean pixel, each class at its own rate."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.classes = classes
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits."""
-        return x.flatten(1).mean(1, keepdim=True) * torch.arange(self.classes, device=x.device)
 
 
 def attack_passes(

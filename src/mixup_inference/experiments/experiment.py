@@ -31,7 +31,9 @@ from mixup_inference.experiments.models import ModelProvider
 from mixup_inference.experiments.results import collect
 from mixup_inference.experiments.spec import RowSpec, Spec
 from mixup_inference.metrics.accuracy import Accuracy
+from mixup_inference.models.base import DummyClassifier
 from mixup_inference.models.engines import engine_for
+from mixup_inference.reporting.schema import Results
 from mixup_inference.utils.distributed import Ranks, check_device, make_folder
 from mixup_inference.utils.io import hash_tensors
 from mixup_inference.utils.progress import SILENT, Progress
@@ -102,7 +104,7 @@ class Experiment:
         self._examples: dict[tuple[str, str, str], TensorFile] = {}
         make_folder(folder)
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Results:
         """Go through all stages; the contents of results.json."""
         started = time.perf_counter()
         self.train()
@@ -154,7 +156,11 @@ class Experiment:
                 engine_for(self.spec.engine, model.to(self.device), images)
         for row in self.spec.rows:
             trained = self.spec.is_trained(row.model)
-            model = Blank(self.data.pool.classes) if trained else self.models[row.model]
+            model = (
+                DummyClassifier(self.data.pool.classes, slope=0)
+                if trained
+                else self.models[row.model]
+            )
             defended = make_defense(row.defense, model, self.data.pool, **row.settings)
             with torch.no_grad():
                 defended.to(self.device)(images[:1])
@@ -333,15 +339,3 @@ class Experiment:
             made = make_defense(row.defense, model, self.data.pool, **settings)
             self._defenses[row.title] = made.to(self.device)
         return self._defenses[row.title]
-
-
-class Blank(nn.Module):
-    """A classifier that finds all classes equally likely."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.classes = classes
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Zero logits."""
-        return x.new_zeros(x.shape[0], self.classes)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from mixup_inference.experiments.data import ExperimentData
 from mixup_inference.experiments.spec import NetworkSpec, Spec
 from mixup_inference.models import (
     CONFIG,
+    NETWORKS,
     WEIGHTS,
     Normalized,
     check_pretrained,
@@ -38,17 +38,16 @@ from mixup_inference.models import (
     save_pretrained,
     weights_file,
 )
-from mixup_inference.models import MODELS as MODEL_CLASSES
 from mixup_inference.models.call import device_of, logits_of, refuse_probabilities
 from mixup_inference.training import LAST, Epoch, Recipe, in_precision_of, one_process, train
-from mixup_inference.training.objectives import ADVERSARIAL, OBJECTIVES
+from mixup_inference.training.objectives import OBJECTIVES
 from mixup_inference.utils.distributed import ALONE, Ranks
 from mixup_inference.utils.io import (
+    add_checksum,
     fingerprint,
     hash_tensors,
+    read_checked_json,
     read_header,
-    read_sealed,
-    seal,
     write_json,
 )
 from mixup_inference.utils.profiling import Stage, timed
@@ -247,11 +246,13 @@ class ModelProvider:
             identity["outputs"] = self._hash_outputs(name)
         else:
             objective = OBJECTIVES[recipe.objective]
-            without = () if recipe.objective in ADVERSARIAL else ("attacks",)
             identity["code"] = code_hash(
-                train, MODEL_CLASSES[network.name], objective, without=without
+                train,
+                NETWORKS[network.name].factory,
+                objective.function,
+                without=() if objective.adversarial else ("attacks",),
             )
-        return identity | {"recipe": asdict(recipe)}
+        return identity | {"recipe": recipe.header()}
 
     def _older(self, name: str, wanted: dict[str, Any]) -> dict[str, Any] | None:
         """The identity of a finished model that other code trained by the same recipe."""
@@ -271,7 +272,7 @@ class ModelProvider:
                 if not same:
                     continue
                 self.reused[name] = path.parent.name
-                identity: dict[str, Any] = read_sealed(path.parent / IDENTITY)["identity"]
+                identity: dict[str, Any] = read_checked_json(path.parent / IDENTITY)["identity"]
                 return identity
             except (InputError, KeyError, TypeError):
                 if name in self.reused:  # a model of a version that kept no identity
@@ -288,7 +289,7 @@ class ModelProvider:
         if self.spec.is_trained(name):
             assert network is not None
             described = network.model_dump(exclude_none=True, exclude={"classes"})
-            return {"network": described, **asdict(self.recipe(name))}
+            return {"network": described, **self.recipe(name).header()}
         card: Any = getattr(self[name], "card", None)
         try:
             recipe, described = Recipe.of_header(card["recipe"]), dict(card["architecture"])
@@ -296,7 +297,7 @@ class ModelProvider:
             return None
         of_data = ("num_classes", "channels", "size")
         described = {key: described[key] for key in described if key not in of_data}
-        return {"network": described, **asdict(recipe)}
+        return {"network": described, **recipe.header()}
 
     def _hash_outputs(self, name: str) -> str:
         """A hash of what a user's model outputs for a few images, before any training here.
@@ -340,7 +341,7 @@ class ModelProvider:
         done = self.ranks.first(lambda: done)  # what the first process found counts for all
         if done < recipe.epochs:
             if self.ranks.is_first:
-                write_json(folder / IDENTITY, seal({"identity": identity}))
+                write_json(folder / IDENTITY, add_checksum({"identity": identity}))
             train(
                 model,
                 points.images,

@@ -8,13 +8,12 @@ import platform
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from mixup_inference import __version__
 from mixup_inference.metrics.accuracy import as_bits, cell_entry
-from mixup_inference.version import __version__
+from mixup_inference.reporting.schema import SCHEMA, Results
 
 if TYPE_CHECKING:
     from mixup_inference.experiments.experiment import Cell, Experiment, Table
-
-SCHEMA = 1
 
 
 def collect(
@@ -24,7 +23,7 @@ def collect(
     figures: dict[str, Any],
     adaptive: dict[str, Any] | None,
     seconds: float,
-) -> dict[str, Any]:
+) -> Results:
     """Put everything about a run into one document."""
     spec = experiment.spec
     history = {name: experiment.models.history(name) for name in spec.needed_models}
@@ -79,7 +78,7 @@ def collect(
             },
         },
     }
-    plain: dict[str, Any] = json.loads(json.dumps(document))  # as whoever reads the file has it
+    plain: Results = json.loads(json.dumps(document))  # as whoever reads the file has it
     return plain
 
 

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 from mixup_inference.errors import InputError
 from mixup_inference.experiments.cache import CacheFile, cache_files, leftovers
 from mixup_inference.experiments.results import versions
-from mixup_inference.utils.io import SUMS, are_whole, read_sealed, read_sums, sha256_of
+from mixup_inference.utils.io import (
+    CHECKSUMS,
+    checksums_intact,
+    read_checked_json,
+    read_checksums,
+    sha256_of,
+)
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -38,7 +44,7 @@ class Run:
     def results(self) -> dict[str, Any] | None:
         """What results.json says; None if there is none, or a damaged one."""
         try:
-            return read_sealed(self.folder / RESULTS)
+            return read_checked_json(self.folder / RESULTS)
         except InputError:
             return None
 
@@ -83,7 +89,7 @@ class Run:
         """All that is damaged, changed or missing; reads everything."""
         if (self.folder / RESULTS).exists():
             try:
-                read_sealed(self.folder / RESULTS)
+                read_checked_json(self.folder / RESULTS)
             except InputError as error:
                 yield Problem(self.folder / RESULTS, str(error))
         for name in self.missing:
@@ -97,16 +103,16 @@ class Run:
             elif expected is not None and file.checksum() != expected:
                 message = f"{file.path} is not the one that {RESULTS} was made from."
                 yield Problem(file.path, message)
-        if not are_whole(self.folder):
-            path = self.folder / SUMS
+        if not checksums_intact(self.folder):
+            path = self.folder / CHECKSUMS
             yield Problem(path, f"{path} is not as it was written; what it lists is not checked.")
             return
-        for name, digest in read_sums(self.folder).items():
+        for name, digest in read_checksums(self.folder).items():
             path = self.folder / name
             if not path.is_file():
-                yield Problem(path, f"{path} is missing, though it is in {SUMS}.")
+                yield Problem(path, f"{path} is missing, though it is in {CHECKSUMS}.")
             elif sha256_of(path) != digest:
-                yield Problem(path, f"{path} is not the file that was written: see {SUMS}.")
+                yield Problem(path, f"{path} is not the file that was written: see {CHECKSUMS}.")
 
     def unneeded(self) -> Iterator[Problem]:
         """Files of ours that are damaged, or that nothing needs; reads everything.

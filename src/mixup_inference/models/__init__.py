@@ -1,6 +1,6 @@
 """Networks, and their weights on disk."""
 
-from mixup_inference.models.base import Normalized
+from mixup_inference.models.base import DummyClassifier, Normalized
 from mixup_inference.models.checkpoint import (
     WEIGHTS,
     config_of,
@@ -18,12 +18,21 @@ from mixup_inference.models.pretrained import (
     from_pretrained,
     save_pretrained,
 )
-from mixup_inference.models.registry import MODELS, create_model, import_model
+from mixup_inference.models.registry import (
+    MODELS,
+    NETWORKS,
+    NetworkEntry,
+    create_model,
+    import_model,
+)
 
 __all__ = [
     "CONFIG",
     "MODELS",
+    "NETWORKS",
     "WEIGHTS",
+    "DummyClassifier",
+    "NetworkEntry",
     "Normalized",
     "check_pretrained",
     "config_of",

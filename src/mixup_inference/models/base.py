@@ -89,3 +89,19 @@ class Normalized(ImageClassifier):
         """Logits from normalised pixels."""
         out: Tensor = unwrap(self.model(x))
         return out
+
+
+class DummyClassifier(nn.Module):
+    """A classifier without weights, to try defences and attacks out on.
+
+    Its logits rise with the mean pixel, each class at its own rate; with ``slope`` 0 it finds all
+    classes equally likely.
+    """
+
+    def __init__(self, classes: int, *, slope: float = 1.0) -> None:
+        super().__init__()
+        self.rates = slope * torch.arange(classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits, shape (batch, classes)."""
+        return x.flatten(1).mean(1, keepdim=True) * self.rates.to(x)

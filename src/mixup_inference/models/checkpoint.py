@@ -1,7 +1,7 @@
 """Weights on disk: ours (safetensors with a JSON header) and other people's, without pickle.
 
 Ours say what they are: architecture, normalisation, recipe. Other people's are safetensors or
-torch files, read with ``weights_only``, under whatever prefix and wrapper they come.
+torch files, of which only the tensors are read, under whatever prefix and wrapper they come.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mixup_inference import __version__
 from mixup_inference.errors import InputError
 from mixup_inference.models.registry import closest_model, create_model
 from mixup_inference.models.torch_file import read_torch
@@ -25,7 +26,6 @@ from mixup_inference.utils.io import (
     read_tensors,
     write_tensors,
 )
-from mixup_inference.version import __version__
 
 FORMAT = 1
 WEIGHTS = "model.safetensors"  # in a folder of ours
@@ -136,8 +136,8 @@ def _weights_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def load_weights(model: nn.Module, path: str | Path) -> None:
     """Fill a model that you built with the weights of a file: ours, safetensors, or torch's.
 
-    Wrappers such as ``{"state_dict": ...}`` and prefixes such as ``module.`` are recognised. A
-    torch file is read with ``weights_only``: nothing in it can run.
+    Wrappers such as ``{"state_dict": ...}`` and prefixes such as ``module.`` are recognised.
+    Nothing in a torch file can run; what it holds beside tensors is passed over, with a warning.
     """
     path = weights_file(path)
     if not is_file(path):

@@ -18,7 +18,7 @@ from mixup_inference.models.checkpoint import (
     shipped_models,
     weights_file,
 )
-from mixup_inference.utils.io import expanded, is_file, is_folder, read_sealed, write_json
+from mixup_inference.utils.io import expanded, is_file, is_folder, read_checked_json, write_json
 
 CONFIG = "config.json"
 
@@ -73,7 +73,7 @@ def save_pretrained(
 def check_pretrained(folder: Path) -> None:
     """InputError, unless a folder holds what ``save_pretrained`` wrote, all of it and whole."""
     _, header = read_checkpoint(folder / WEIGHTS)
-    if read_sealed(folder / CONFIG) != header:
+    if read_checked_json(folder / CONFIG) != header:
         raise InputError(f"{folder / CONFIG} does not belong to {WEIGHTS} beside it.")
 
 
@@ -129,7 +129,9 @@ def _hub(name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A dataclass as a dictionary without what is not a number; anything else as it is."""
+    """A recipe or a dataclass as a dictionary, without NaN; anything else as it is."""
+    if hasattr(value, "header"):
+        return value.header()
     if not is_dataclass(value) or isinstance(value, type):
         return value
     return {k: v for k, v in asdict(value).items() if v == v}  # noqa: PLR0124 (NaN is not itself)

@@ -2,37 +2,72 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.errors import InputError, unknown_name
-from mixup_inference.models.resnet import (
-    OfficialResNet50,
-    PreActResNet18,
-    ResNet20,
-    ResNet32,
-    ResNet44,
-    ResNet56,
-)
+from mixup_inference.errors import InputError
+from mixup_inference.models.resnet import CifarResNet, OfficialResNet50, PreActResNet18
 from mixup_inference.models.small import FastResNet, SmallCNN
+from mixup_inference.registry import Registry, import_attribute, importing_from_here
 
-MODELS: Mapping[str, Callable[..., nn.Module]] = {
-    "small_cnn": SmallCNN,
-    "fast_resnet": FastResNet,
-    "resnet20": ResNet20,
-    "resnet32": ResNet32,
-    "resnet44": ResNet44,
-    "resnet56": ResNet56,
-    "preact_resnet18": PreActResNet18,
-    "official_resnet50": OfficialResNet50,
-}
+
+@dataclass(frozen=True)
+class NetworkEntry:
+    """A network in the registry.
+
+    Attributes:
+        name: in specs, on the command line and in checkpoints.
+        factory: builds it from keywords, or is the network itself. It gets the number of classes
+            as ``classes`` or ``num_classes`` and those of the images as ``channels``, if it takes
+            them.
+        fixed: settings that belong to the name.
+    """
+
+    name: str
+    factory: Callable[..., nn.Module] | nn.Module
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> set[str]:
+        """What a user may set, beside classes and channels."""
+        return self._parameters - {"classes", "num_classes", "channels"} - self.fixed.keys()
+
+    @property
+    def _parameters(self) -> set[str]:
+        parameters = inspect.signature(self.factory).parameters
+        any_name = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        takes_any = any_name and inspect.isfunction(self.factory)
+        return {*parameters} | ({"num_classes"} if takes_any else set())
+
+    def __call__(self, **settings: Any) -> nn.Module:
+        """Build it with exactly these settings."""
+        if isinstance(self.factory, nn.Module):
+            return self.factory
+        return self.factory(**self.fixed, **settings)
+
+    def build(self, num_classes: int, settings: dict[str, Any], **shape: Any) -> nn.Module:
+        """Build it for a number of classes, and for the shape of the images as far as it asks."""
+        if isinstance(self.factory, nn.Module):
+            return self.factory
+        shape |= {"classes": num_classes, "num_classes": num_classes}
+        return self(**{k: shape[k] for k in shape.keys() & self._parameters} | settings)
+
+
+NETWORKS: Registry[NetworkEntry] = Registry("network", NetworkEntry)
+MODELS = NETWORKS
+
+NETWORKS.add(NetworkEntry("small_cnn", SmallCNN))
+NETWORKS.add(NetworkEntry("fast_resnet", FastResNet))
+for depth in (20, 32, 44, 56):
+    NETWORKS.add(NetworkEntry(f"resnet{depth}", CifarResNet, fixed={"depth": depth}))
+NETWORKS.add(NetworkEntry("preact_resnet18", PreActResNet18))
+NETWORKS.add(NetworkEntry("official_resnet50", OfficialResNet50))
 
 
 def create_model(
@@ -53,12 +88,11 @@ def create_model(
     >>> create_model("small_cnn", 10, channels=1).config["name"]
     'small_cnn'
     """
-    if name not in MODELS:
-        raise unknown_name("model", name, MODELS)
+    entry = NETWORKS[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model = MODELS[name](classes=num_classes, channels=channels, **settings)
+            model = entry.build(num_classes, settings, channels=channels)
         except TypeError as error:
             raise InputError(f"the model {name!r} does not take {settings}: {error}.") from None
     # What it takes to build the same network again; it travels with the weights.
@@ -77,46 +111,31 @@ def closest_model(weights: Mapping[str, Tensor]) -> str | None:
     matrices = [tensor for tensor in weights.values() if tensor.ndim == 2]
     classes = matrices[-1].shape[0] if matrices else 10
     shares = {}
-    for name, build in MODELS.items():
-        with torch.device("meta"):
-            own = build(classes=classes, channels=3).state_dict()
-        ours = {(key, tuple(tensor.shape)) for key, tensor in own.items()}
-        shares[name] = len(ours & theirs) / max(len(ours), len(theirs), 1)
+    for name, entry in NETWORKS.items():
+        with suppress(Exception), torch.device("meta"):  # a user's own may need more
+            own = entry.build(classes, {}, channels=3).state_dict()
+            ours = {(key, tuple(tensor.shape)) for key, tensor in own.items()}
+            shares[name] = len(ours & theirs) / max(len(ours), len(theirs), 1)
     best = max(shares, key=lambda name: shares[name])
     return best if shares[best] >= 0.5 else None
 
 
 def import_model(name: str, num_classes: int, **settings: Any) -> nn.Module:
-    """The network that ``package.module:factory`` names; this runs the user's own code.
+    """The network at ``package.module:factory``, in eval mode; this runs the user's own code.
 
     The factory is called with the settings, and with ``num_classes`` if it takes that. A network
-    that is already built is taken as it is. Modules are also looked for in the working folder,
-    after the installed ones: a folder that came from elsewhere cannot take their place.
+    that is already built is taken as it is.
     """
-    module_name, _, attribute = name.partition(":")
-    path_before = sys.path.copy()
-    sys.path.append(str(Path.cwd()))
+    entry = NetworkEntry(name, import_attribute(name, NETWORKS.kind))
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
-        model = found if isinstance(found, nn.Module) else _call(found, num_classes, settings)
+        with importing_from_here():
+            model = entry.build(num_classes, settings)
     except Exception as error:
         raise InputError(
-            f"cannot build the model {name!r}: {type(error).__name__}: {error}. It must be "
+            f"cannot build the network {name!r}: {type(error).__name__}: {error}. It must be "
             "package.module:factory, a function without required arguments (but num_classes) "
             "that returns an nn.Module."
         ) from error
-    finally:
-        sys.path[:] = path_before
     if not isinstance(model, nn.Module):
         raise InputError(f"{name} must return an nn.Module; it returned {type(model).__name__}.")
     return model.eval()
-
-
-def _call(factory: Callable[..., Any], num_classes: int, settings: dict[str, Any]) -> Any:
-    parameters = inspect.signature(factory).parameters
-    takes_any = inspect.isfunction(factory) and any(
-        p.kind is p.VAR_KEYWORD for p in parameters.values()
-    )
-    if "num_classes" in parameters or takes_any:
-        settings = {"num_classes": num_classes, **settings}
-    return factory(**settings)

@@ -8,11 +8,11 @@ published code really used under the name ResNet-50.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn.functional import pad, relu
 
+from mixup_inference.errors import InputError
 from mixup_inference.models.base import ImageClassifier, PerChannel, convolution
 
 
@@ -47,24 +47,26 @@ class BasicBlock(nn.Module):
 
 
 class CifarResNet(ImageClassifier):
-    """ResNet-20/32/44/56 of He et al., Section 4.2: widths 16, 32, 64 and n blocks of each."""
-
-    blocks: ClassVar[int]
+    """ResNet-20/32/44/56 of He et al., Section 4.2: 6n + 2 layers, n blocks of each width."""
 
     def __init__(
         self,
         *,
+        depth: int = 20,
         classes: int,
         channels: int = 3,
         mean: PerChannel = 0.5,
         std: PerChannel = 0.5,
     ) -> None:
         super().__init__(channels=channels, mean=mean, std=std)
+        blocks, rest = divmod(depth - 2, 6)
+        if blocks < 1 or rest:
+            raise InputError(f"depth must be 6n + 2, such as 20; saw {depth}.")
         self.conv1 = convolution(channels, 16)
         self.bn1 = nn.BatchNorm2d(16)
-        self.layer1 = _stage(BasicBlock, self.blocks, 16, 16, 1)
-        self.layer2 = _stage(BasicBlock, self.blocks, 16, 32, 2)
-        self.layer3 = _stage(BasicBlock, self.blocks, 32, 64, 2)
+        self.layer1 = _stage(BasicBlock, blocks, 16, 16, 1)
+        self.layer2 = _stage(BasicBlock, blocks, 16, 32, 2)
+        self.layer3 = _stage(BasicBlock, blocks, 32, 64, 2)
         self.linear = nn.Linear(64, classes)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -73,30 +75,6 @@ class CifarResNet(ImageClassifier):
         x = self.layer3(self.layer2(self.layer1(x)))
         out: Tensor = self.linear(x.mean((2, 3)))
         return out
-
-
-class ResNet20(CifarResNet):
-    """0.27 M parameters."""
-
-    blocks = 3
-
-
-class ResNet32(CifarResNet):
-    """0.46 M parameters."""
-
-    blocks = 5
-
-
-class ResNet44(CifarResNet):
-    """0.66 M parameters."""
-
-    blocks = 7
-
-
-class ResNet56(CifarResNet):
-    """0.85 M parameters."""
-
-    blocks = 9
 
 
 class PreActBlock(nn.Module):

@@ -1,12 +1,30 @@
-"""Flips and shifts, for a whole batch at once, seeded per sample and epoch."""
+"""Batches: the order of an epoch, random flips and shifts, and the rows of each process.
+
+Randomness is keyed to samples and epochs, so it does not depend on who computes what.
+"""
 
 from __future__ import annotations
 
+import math
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.nn import functional
 
+from mixup_inference.datasets import random_order
 from mixup_inference.draws import Draws, make_key
+from mixup_inference.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+def epoch_batches(recipe: Recipe, count: int, epoch: int) -> tuple[Tensor, ...]:
+    """The positions of each step's images among ``count``, in batches of nearly equal size."""
+    order = random_order(count, seed=recipe.seed, name=f"epoch {epoch}")
+    batches = order.tensor_split(math.ceil(count / recipe.batch_size))
+    return batches[: recipe.steps_of_epoch(count)]
 
 
 def augment(x: Tensor, index: Tensor, *, epoch: int, seed: int, flip: bool, padding: int) -> Tensor:
@@ -26,8 +44,27 @@ def augment(x: Tensor, index: Tensor, *, epoch: int, seed: int, flip: bool, padd
 
 
 def _windows(x: Tensor, top: Tensor, left: Tensor, size: torch.Size) -> Tensor:
-    """A window of each image, at its own place."""
+    """Cut a window out of each image, at its own place."""
     sample = torch.arange(x.shape[0], device=x.device)[:, None, None]
     rows = (top[:, None] + torch.arange(size[0], device=x.device))[:, :, None]
     columns = (left[:, None] + torch.arange(size[1], device=x.device))[:, None, :]
     return x.permute(0, 2, 3, 1)[sample, rows, columns].permute(0, 3, 1, 2)
+
+
+def own_rows(fabric: Fabric, count: int, rank: int | None = None) -> slice:
+    """The rows of a batch that belong to a process, by default this one."""
+    rank = fabric.global_rank if rank is None else rank
+    return slice(rank * count // fabric.world_size, (rank + 1) * count // fabric.world_size)
+
+
+def gather_rows(fabric: Fabric, x: Tensor, count: int) -> Tensor:
+    """Collect all rows of a batch from the processes that they belong to."""
+    most = -(-count // fabric.world_size)
+    padded = x.new_zeros(most, *x.shape[1:])  # every process sends as many
+    padded[: len(x)] = x
+    parts = [torch.empty_like(padded) for _ in range(fabric.world_size)]
+    distributed.all_gather(parts, padded)
+    shares = [own_rows(fabric, count, rank) for rank in range(fabric.world_size)]
+    return torch.cat(
+        [part[: rows.stop - rows.start] for part, rows in zip(parts, shares, strict=True)]
+    )

@@ -1,4 +1,4 @@
-"""The state of a training in its folder: written now and then, and put back when it goes on."""
+"""Save the state of a training to its folder, and restore it from there."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mixup_inference.errors import InputError
 from mixup_inference.models import fill_weights, read_checkpoint, save_checkpoint
+from mixup_inference.training.recipe import Recipe
 from mixup_inference.utils.distributed import Ranks
 from mixup_inference.utils.io import fingerprint
 
@@ -26,7 +27,7 @@ _MOMENTUM = "momentum."
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one epoch came to. Accuracy is on what was trained on: mixed, attacked, augmented."""
+    """Results of one epoch. Accuracy is on the training examples: mixed, attacked, augmented."""
 
     epoch: int
     loss: float
@@ -36,10 +37,10 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class UnderWay:
-    """How far an epoch is: batches done, what they add to its loss and accuracy, their time.
+class EpochProgress:
+    """The state within an epoch: batches done, their share of loss and accuracy, their time.
 
-    ``folded`` says whether the inner attack climbs a folded copy, which is decided once an epoch.
+    ``folded``: whether the inner attack queries a folded copy, which is decided once an epoch.
     """
 
     batches: int = 0
@@ -49,16 +50,16 @@ class UnderWay:
     folded: bool | None = None
 
 
-class Keeper:
-    """Writes the state of a training to its folder, if it has one, and reads it again.
+class Checkpointer:
+    """Save and restore the state of a training.
 
     Args:
-        folder: None keeps nothing.
-        fabric: says who writes; its precision may have a state of its own.
+        folder: None saves nothing.
+        fabric: its first process writes; its precision may have a state of its own.
         model: what is trained.
         optimizer: of the model; its momentum is part of the state.
-        identity: what determines the training; a state of another one is refused.
-        every: seconds between two writes within an epoch.
+        identity: what determines the training; the state of another one is refused.
+        every: seconds between two saves within an epoch.
     """
 
     def __init__(
@@ -77,19 +78,19 @@ class Keeper:
         self.optimizer = optimizer
         self.identity = identity
         self.every = every
-        self._kept_at = time.monotonic()
+        self._saved_at = time.monotonic()
 
     @property
     def is_due(self) -> bool:
-        """Whether the state of an unfinished epoch is to be written now."""
-        return self._writes and time.monotonic() - self._kept_at >= self.every
+        """Whether the state of an unfinished epoch is to be saved now."""
+        return self._writes and time.monotonic() - self._saved_at >= self.every
 
     @property
     def _writes(self) -> bool:
         return self.folder is not None and self.fabric.is_global_zero
 
-    def keep(self, history: list[Epoch], under_way: UnderWay | None = None) -> None:
-        """Write the state after the last epoch of the history, or during the one after it."""
+    def save(self, history: list[Epoch], within: EpochProgress | None = None) -> None:
+        """Save the state after the last epoch of the history, or within the one after it."""
         if not self._writes:
             return
         assert self.folder is not None
@@ -97,23 +98,23 @@ class Keeper:
             **self.identity,
             "epochs_done": len(history),
             "history": [asdict(epoch) for epoch in history],
-            "under_way": None if under_way is None else asdict(under_way),
+            "under_way": None if within is None else asdict(within),
             "precision": self.fabric.strategy.precision.state_dict(),
         }
         scores = [e.validation_accuracy for e in history if e.validation_accuracy is not None]
-        if under_way is None and scores and scores[-1] > max(scores[:-1], default=-1.0):
+        if within is None and scores and scores[-1] > max(scores[:-1], default=-1.0):
             save_checkpoint(self.folder / BEST, self.model, **header)
         save_checkpoint(self.folder / LAST, self.model, extra=self._momentum(), **header)
-        self._kept_at = time.monotonic()
+        self._saved_at = time.monotonic()
 
-    def put_back(self) -> tuple[list[Epoch], UnderWay]:
-        """Put back the state that an earlier call left in the folder, if there is one."""
+    def restore(self) -> tuple[list[Epoch], EpochProgress]:
+        """Restore the state that an earlier call left in the folder, if there is one."""
         if self.folder is None:
-            return [], UnderWay()
+            return [], EpochProgress()
         path = self.folder / LAST
         tensors, header = Ranks.of(self.fabric).first(lambda: self._read(path))
         if not header:
-            return [], UnderWay()
+            return [], EpochProgress()
         fill_weights(self.model, tensors, path)
         for name, parameter in self.model.named_parameters():
             if _MOMENTUM + name in tensors:  # laid out as the parameter is
@@ -121,15 +122,17 @@ class Keeper:
                 self.optimizer.state[parameter]["momentum_buffer"] = buffer
         if header.get("precision"):
             self.fabric.strategy.precision.load_state_dict(header["precision"])
-        under_way = UnderWay(**(header.get("under_way") or {}))
-        return [Epoch(**epoch) for epoch in header["history"]], under_way
+        within = EpochProgress(**(header.get("under_way") or {}))
+        return [Epoch(**epoch) for epoch in header["history"]], within
 
     def _read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The state of an earlier call of the same training; nothing if there is none."""
+        """Read the state of the same training; empty if there is none."""
         if not path.exists():
             return {}, {}
         tensors, header = read_checkpoint(path)
         theirs = {name: header.get(name) for name in self.identity}
+        if isinstance(theirs["recipe"], dict):  # with the defaults of settings it did not know
+            theirs["recipe"] = Recipe.of_header(theirs["recipe"]).header()
         if fingerprint(theirs) != fingerprint(self.identity):
             raise InputError(
                 f"{path} belongs to another training ({_difference(theirs, self.identity)}). "
@@ -147,14 +150,10 @@ class Keeper:
 
 
 def _difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
-    """In words, where two identities differ."""
-    for name, words in (
-        ("data", "data"),
-        ("validation", "validation data"),
-        ("weights", "network"),
-    ):
+    """Say where two identities differ."""
+    for name, what in (("data", "data"), ("validation", "validation data"), ("weights", "network")):
         if theirs[name] != ours[name]:
-            return f"other {words}"
+            return f"other {what}"
     old, new = theirs["recipe"] or {}, ours["recipe"]
-    names = [n for n in new if fingerprint(old.get(n)) != fingerprint(new[n])]
-    return ", ".join(f"{n} {old.get(n)} instead of {new[n]}" for n in names)
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return ", ".join(f"{name} {old.get(name)} instead of {new.get(name)}" for name in names)

@@ -1,7 +1,7 @@
-"""Several processes that train one model: who they are, and how they exchange what they have.
+"""Several processes that train one model: starting them, checking them, summing over them.
 
-Each takes a part of every batch. What is random follows the sample, so it matters for nothing else
-who takes which.
+Each takes a part of every batch. Randomness is keyed to samples, so results do not depend on how
+samples are assigned to processes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def one_process(recipe: Recipe, device: str = "cpu") -> Fabric:
 
 
 def _launched(device: str, precision: str | None, **settings: Any) -> Fabric:
-    """A ``Fabric`` that does not announce what it was asked for."""
+    """Launch a ``Fabric`` without its announcements."""
     import lightning_fabric  # noqa: PLC0415 (takes seconds to import)
 
     if precision == "16-mixed" and device == "cpu":
@@ -112,7 +112,7 @@ def _agreed(name: str, asked: int | None, started: int | None) -> int:
 
 
 def check_fabric(fabric: Fabric, recipe: Recipe, smallest_batch: int) -> None:
-    """Refuse what cannot train here, in words."""
+    """Refuse a Fabric that cannot train this recipe."""
     from lightning_fabric.strategies.ddp import DDPStrategy  # noqa: PLC0415 (slow to import)
     from lightning_fabric.strategies.single_device import SingleDeviceStrategy  # noqa: PLC0415
 
@@ -137,7 +137,7 @@ def check_fabric(fabric: Fabric, recipe: Recipe, smallest_batch: int) -> None:
 
 
 def check_agreement(fabric: Fabric, identity: str) -> None:
-    """All processes must train the same: stop all of them if one does not."""
+    """Stop all processes if one of them has other data, another network or another recipe."""
     if fabric.world_size == 1:
         return
     differs = torch.tensor([float(fabric.broadcast(identity) != identity)], device=fabric.device)
@@ -145,11 +145,11 @@ def check_agreement(fabric: Fabric, identity: str) -> None:
         raise InputError("the processes were given different data, networks or recipes.")
 
 
-def settle(fabric: Fabric, model: Any, x: Tensor) -> None:
-    """Make one pass that counts for nothing.
+def warm_up(fabric: Fabric, model: Any, x: Tensor) -> None:
+    """Make one pass without effect.
 
-    DDP arranges the gradients anew after its first pass, and the arrangement decides in which order
-    three or more numbers are added up. So a training that goes on adds as one that was not stopped.
+    DDP rearranges its gradient buckets after the first pass, and they determine the order in which
+    three or more numbers are added. With this pass a resumed training adds in the same order.
     """
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with torch.random.fork_rng(devices=[fabric.device] if fabric.device.type == "cuda" else []):
@@ -161,27 +161,8 @@ def settle(fabric: Fabric, model: Any, x: Tensor) -> None:
             buffer.copy_(kept[name])
 
 
-def own_rows(fabric: Fabric, count: int, rank: int | None = None) -> slice:
-    """The rows of a batch that a process takes, this one by default: nearly as many for each."""
-    rank = fabric.global_rank if rank is None else rank
-    return slice(rank * count // fabric.world_size, (rank + 1) * count // fabric.world_size)
-
-
-def gather_rows(fabric: Fabric, x: Tensor, count: int) -> Tensor:
-    """All rows of a batch, from each process those that it took."""
-    most = -(-count // fabric.world_size)
-    padded = x.new_zeros(most, *x.shape[1:])  # everyone has to send as many
-    padded[: len(x)] = x
-    parts = [torch.empty_like(padded) for _ in range(fabric.world_size)]
-    distributed.all_gather(parts, padded)
-    shares = [own_rows(fabric, count, rank) for rank in range(fabric.world_size)]
-    return torch.cat(
-        [part[: rows.stop - rows.start] for part, rows in zip(parts, shares, strict=True)]
-    )
-
-
 def summed(fabric: Fabric, x: Tensor) -> Tensor:
-    """The sum over all processes, put in the place of x."""
+    """Sum over all processes, in place."""
     if fabric.world_size > 1:
         distributed.all_reduce(x)
     return x

@@ -1,13 +1,15 @@
-"""What each objective trains on: a batch in, weighted inputs with soft labels out.
+"""Training objectives: a batch in, weighted inputs with soft labels out.
 
-The loop then does one forward pass on them and minimises the weighted cross-entropy, whatever
-the objective.
+The loop does one forward pass on these and minimises the weighted cross-entropy, whatever the
+objective. One of your own is a function like those here, with ``@OBJECTIVES.register("name")``, or
+at ``package.module:function``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +18,14 @@ from torch.nn import functional
 from mixup_inference.attacks import pgd
 from mixup_inference.draws import Beta, Draws, derive_seed, make_key
 from mixup_inference.pool import mix
-from mixup_inference.training.recipe import Recipe
+from mixup_inference.registry import Registry
+
+if TYPE_CHECKING:
+    from mixup_inference.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Whole:
+class SharedBatch:
     """A batch that several processes share, as one of them sees it.
 
     Attributes:
@@ -49,12 +54,12 @@ class Batch:
     y: Tensor
     index: Tensor
     epoch: int
-    shared: Whole | None = None
+    shared: SharedBatch | None = None
 
     @property
-    def whole(self) -> Whole:
+    def whole(self) -> SharedBatch:
         """All of the batch."""
-        return self.shared or Whole(
+        return self.shared or SharedBatch(
             self.index, self.y, slice(None), lambda rows: self.x[rows], lambda x: x
         )
 
@@ -85,9 +90,37 @@ class Examples:
         return (self.weights * (logits.argmax(1) == self.targets.argmax(1))).sum()
 
 
-Objective = Callable[[nn.Module, Batch, Recipe, int], Examples]
+Objective = Callable[[nn.Module, Batch, "Recipe", int], Examples]
 
 
+@dataclass(frozen=True)
+class ObjectiveEntry:
+    """A training objective, and what the rest of the package knows of it.
+
+    Attributes:
+        name: in recipes and specs.
+        function: ``(model, batch, recipe, classes) -> Examples``; the model is the one to attack.
+        adversarial: it attacks the model, with ``recipe.steps`` steps for each image.
+        uses_mixup: it trains on mixed images and labels.
+        title: for people; the name, if it has none.
+        paper: the paper's settings where they are not the defaults of ``Recipe``.
+    """
+
+    name: str
+    function: Objective
+    adversarial: bool = False
+    uses_mixup: bool = False
+    title: str = ""
+    paper: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", self.title or self.name)
+
+
+OBJECTIVES: Registry[ObjectiveEntry] = Registry("objective", ObjectiveEntry)
+
+
+@OBJECTIVES.register("erm", title="ERM")
 def erm(_: nn.Module, batch: Batch, __: Recipe, classes: int) -> Examples:
     """Empirical risk minimisation: the images as they are."""
     targets = functional.one_hot(batch.y, classes).to(batch.x.dtype)
@@ -95,17 +128,22 @@ def erm(_: nn.Module, batch: Batch, __: Recipe, classes: int) -> Examples:
     return Examples(batch.x, targets, weights)
 
 
+@OBJECTIVES.register("mixup", uses_mixup=True)
 def mixup(_: nn.Module, batch: Batch, recipe: Recipe, classes: int) -> Examples:
     """Mixup (Zhang et al., 2018; Section 2.2), with a ratio for each sample or for the batch."""
     return mix_batch(erm(_, batch, recipe, classes), batch, recipe, "clean")
 
 
+@OBJECTIVES.register("at", adversarial=True, title="AT")
 def at(model: nn.Module, batch: Batch, recipe: Recipe, classes: int) -> Examples:
     """Adversarial training (Madry et al., 2018), clean and adversarial images 1:1 (Eq. 19)."""
     adversarial = erm(model, attacked(model, batch, recipe), recipe, classes)
     return join(adversarial, erm(model, batch, recipe, classes), recipe.adv_ratio)
 
 
+@OBJECTIVES.register(
+    "iat", adversarial=True, uses_mixup=True, title="interpolated AT", paper={"lr": 0.1}
+)
 def iat(model: nn.Module, batch: Batch, recipe: Recipe, classes: int) -> Examples:
     """Interpolated AT (Lamb et al., 2019): both halves of AT, each mixed up on its own."""
     adversarial = attacked(model, batch, recipe)
@@ -114,11 +152,6 @@ def iat(model: nn.Module, batch: Batch, recipe: Recipe, classes: int) -> Example
         mixup(model, batch, recipe, classes),
         recipe.adv_ratio,
     )
-
-
-OBJECTIVES: Mapping[str, Objective] = {"erm": erm, "mixup": mixup, "at": at, "iat": iat}
-#: Those that attack the model.
-ADVERSARIAL = ("at", "iat")
 
 
 def mix_batch(examples: Examples, batch: Batch, recipe: Recipe, half: str) -> Examples:

@@ -1,30 +1,93 @@
-"""What determines a training, apart from the network and the data."""
+"""Settings of a training run, apart from the network and the data."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from functools import wraps
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
+from pydantic.dataclasses import dataclass
 
 from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.registry import is_code
+from mixup_inference.training.objectives import OBJECTIVES
 from mixup_inference.validation import check_int, check_number
 
-Objective = Literal["erm", "mixup", "at", "iat"]
-Schedule = Literal["step", "one-cycle"]
-MixupRatio = Literal["sample", "batch"]
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
-OBJECTIVES = ("erm", "mixup", "at", "iat")
-SCHEDULES = ("step", "one-cycle")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
+_MILESTONE = "a milestone, a fraction of the epochs,"
 
-@dataclass(frozen=True)
+T = TypeVar("T")
+
+
+def _whole(least: int) -> BeforeValidator:
+    def check(value: object, info: ValidationInfo) -> int:
+        return check_int(value, what=str(info.field_name), least=least)
+
+    return BeforeValidator(check)
+
+
+def _number(most: float = math.inf, *, what: str | None = None) -> BeforeValidator:
+    def check(value: object, info: ValidationInfo) -> float:
+        return check_number(value, what=what or str(info.field_name), least=0, most=most)
+
+    return BeforeValidator(check)
+
+
+def _positive(value: float, info: ValidationInfo) -> float:
+    if value == 0:
+        raise InputError(f"{info.field_name} must be positive; saw 0.")
+    return value
+
+
+def _known(objective: str) -> str:
+    """A known objective, or the place of one; its code runs only once it has been loaded."""
+    return objective if is_code(objective) else OBJECTIVES[objective].name
+
+
+Share = Annotated[float, _number(most=1)]
+Amount = Annotated[float, _number()]
+Positive = Annotated[float, _number(), AfterValidator(_positive)]
+
+
+def _plain_errors(cls: type[T]) -> type[T]:
+    """Make a pydantic class raise InputError, with one sentence for each problem."""
+    init: Callable[..., None] = cls.__init__
+
+    @wraps(init)
+    def checked(self: T, *args: Any, **settings: Any) -> None:
+        try:
+            init(self, *args, **settings)
+        except ValidationError as error:
+            raise InputError(" ".join(map(_sentence, error.errors()))) from None
+
+    cls.__init__ = checked  # type: ignore[assignment,method-assign]
+    return cls
+
+
+def _sentence(problem: Any) -> str:
+    name, value, context = problem["loc"][0], problem["input"], problem.get("ctx", {})
+    if "error" in context:
+        return str(context["error"])
+    if problem["type"] == "unexpected_keyword_argument":
+        return str(unknown_name("setting", name, [field.name for field in fields(Recipe)]))
+    if problem["type"] == "literal_error":
+        return f"unknown {name} {value!r}; it must be {context['expected']}."
+    return f"{name}: {problem['msg']}; saw {value!r}."
+
+
+@_plain_errors
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Recipe:
     """Settings of a training run. The defaults are the paper's for mixup (Section 4.1).
 
     Attributes:
-        objective: "erm", "mixup", "at" (adversarial training) or "iat" (interpolated AT).
+        objective: "erm", "mixup", "at" (adversarial training), "iat" (interpolated AT), or one of
+            your own in ``OBJECTIVES``.
         epochs: passes over the data.
         batch_size: clean images a step; the adversarial objectives add as many adversarial ones.
         lr: the highest learning rate (the paper has 0.1 for interpolated AT, see ``of_paper``).
@@ -49,54 +112,28 @@ class Recipe:
         seed: of everything random in the training.
     """
 
-    objective: Objective = "mixup"
-    epochs: int = 200
-    batch_size: int = 64
-    lr: float = 0.01
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    schedule: Schedule = "step"
-    milestones: tuple[float, ...] = (0.5, 0.75)
-    warmup: float = 0.2
-    alpha: float = 1.0
-    ratio: MixupRatio = "sample"
-    lam: float | None = None
-    eps: float = 8 / 255
-    step: float = 2 / 255
-    steps: int = 10
+    objective: Annotated[str, AfterValidator(_known)] = "mixup"
+    epochs: Annotated[int, _whole(1)] = 200
+    batch_size: Annotated[int, _whole(2)] = 64
+    lr: Positive = 0.01
+    momentum: Share = 0.9
+    weight_decay: Amount = 0.0
+    schedule: Literal["step", "one-cycle"] = "step"
+    milestones: tuple[Annotated[float, _number(1, what=_MILESTONE)], ...] = (0.5, 0.75)
+    warmup: Share = 0.2
+    alpha: Positive = 1.0
+    ratio: Literal["sample", "batch"] = "sample"
+    lam: Share | None = None
+    eps: Amount = 8 / 255
+    step: Amount = 2 / 255
+    steps: Annotated[int, _whole(0)] = 10
     attack_labels: Literal["true", "predicted"] = "true"
-    adv_ratio: float = 0.5
+    adv_ratio: Share = 0.5
     flip: bool = False
-    crop_padding: int = 0
-    max_steps: int | None = None
+    crop_padding: Annotated[int, _whole(0)] = 0
+    max_steps: Annotated[int, _whole(1)] | None = None
     precision: Precision | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
-            raise unknown_name("objective", self.objective, OBJECTIVES)
-        if self.schedule not in SCHEDULES:
-            raise unknown_name("schedule", self.schedule, SCHEDULES)
-        if self.precision not in (None, *PRECISIONS):
-            raise unknown_name("precision", self.precision, PRECISIONS)
-        if self.ratio not in ("sample", "batch"):
-            raise unknown_name("ratio", self.ratio, ("sample", "batch"))
-        if self.lam is not None:
-            check_number(self.lam, what="lam", least=0, most=1)
-        for name, least in (("epochs", 1), ("batch_size", 2), ("steps", 0), ("crop_padding", 0)):
-            check_int(getattr(self, name), what=name, least=least)
-        for name in ("lr", "alpha"):
-            if check_number(getattr(self, name), what=name, least=0) == 0:
-                raise InputError(f"{name} must be positive; saw 0.")
-        for name in ("momentum", "adv_ratio", "warmup"):
-            check_number(getattr(self, name), what=name, least=0, most=1)
-        for name in ("weight_decay", "eps", "step"):
-            check_number(getattr(self, name), what=name, least=0)
-        for milestone in self.milestones:
-            check_number(milestone, what="a milestone, a fraction of the epochs,", least=0, most=1)
-        check_int(self.seed, what="seed", least=0)
-        if self.max_steps is not None:
-            check_int(self.max_steps, what="max_steps", least=1)
+    seed: Annotated[int, _whole(0)] = 0
 
     def steps_of_epoch(self, count: int) -> int:
         """How many steps an epoch over this many images has.
@@ -107,22 +144,26 @@ class Recipe:
         steps = math.ceil(count / self.batch_size)
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
+    def header(self) -> dict[str, Any]:
+        """The recipe as JSON, for headers and identities; ``of_header`` reads it.
+
+        A setting that 0.1.0 did not have is left out at its default, so that the identity of a
+        training stays what it was.
+        """
+        settings = asdict(self)
+        if self.ratio == "sample":
+            del settings["ratio"]
+        return settings | {"milestones": list(self.milestones)}
+
     @classmethod
-    def of_header(cls, entries: Mapping[str, Any]) -> Recipe:
-        """The recipe that the header of a checkpoint has, where JSON made lists of tuples."""
-        settings: dict[str, Any] = {
-            key: tuple(v) if isinstance(v, list) else v for key, v in entries.items()
-        }
-        try:
-            return cls(**settings)
-        except TypeError as error:
-            raise InputError(f"no recipe of this version: {error}.") from None
+    def of_header(cls, settings: Mapping[str, Any]) -> Recipe:
+        """The recipe in the header of a checkpoint."""
+        return cls(**settings)
 
     @classmethod
     def of_paper(cls, objective: str) -> Recipe:
         """The paper's settings for an objective."""
-        lr = 0.1 if objective == "iat" else 0.01
-        return cls(objective=objective, lr=lr)  # type: ignore[arg-type]
+        return cls(objective=objective, **OBJECTIVES[objective].paper)
 
 
 def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:

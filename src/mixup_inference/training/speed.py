@@ -1,4 +1,4 @@
-"""What makes training faster and changes nothing else, up to rounding."""
+"""Make training faster without changing its result, up to rounding."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from mixup_inference.models.call import eval_mode, unwrap
 from mixup_inference.models.folding import Folded, fold, is_watched
 
 
-def victim_of(model: nn.Module, x: Tensor, *, images: int, folded: bool | None = None) -> nn.Module:
-    """What the inner attack climbs: a folded copy if that pays for so many images, or the model.
+def attack_target(
+    model: nn.Module, x: Tensor, *, images: int, folded: bool | None = None
+) -> nn.Module:
+    """What the inner attack queries: a folded copy if that pays for so many images, or the model.
 
-    The copy is behind after a step of the optimizer, until ``catch_up``.
+    The copy is out of date after a step of the optimizer, until ``refreshed``.
 
     Args:
         model: what is trained.
         x: a few images, on which a copy is compared with the model.
         images: how many pass in an epoch.
-        folded: what was decided when the epoch began, with other weights; None decides now.
+        folded: the decision at the beginning of the epoch, if it was made already.
     """
     if folded is not None:
         return fold(model) if folded else model
@@ -31,19 +33,19 @@ def victim_of(model: nn.Module, x: Tensor, *, images: int, folded: bool | None =
         return accelerate(model, x, images=images)
 
 
-def catch_up(victim: nn.Module, model: nn.Module) -> nn.Module:
-    """The victim with the weights that the model has now."""
-    if isinstance(victim, Folded):
-        victim.refresh(model)
-    return victim
+def refreshed(target: nn.Module, model: nn.Module) -> nn.Module:
+    """The target with the model's present weights."""
+    if isinstance(target, Folded):
+        target.refresh(model)
+    return target
 
 
 @contextmanager
 def channels_last(model: nn.Module, x: Tensor) -> Iterator[None]:
-    """Hold the convolutions' weights in the memory format channels-last for a while.
+    """Keep the convolutions' weights in the memory format channels-last inside the context.
 
-    Convolutions on a CPU, and all that follows them, are faster then. A model that does not work
-    in that format, or that somebody watches, is left alone.
+    On a CPU, convolutions and what follows them are faster then. A model that does not work in that
+    format, or that has hooks, is left alone.
 
     Args:
         model: in place; its weights are as they were laid out afterwards.

@@ -1,8 +1,7 @@
-"""Several processes that share one evaluation, and come to the answer of a single one.
+"""Several processes that share one evaluation, with the result of a single one; devices.
 
-Batches are dealt out as a single process would make them, so F sees the same ones however many
-processes there are; draws belong to a point anyway. What comes back is put together in the order of
-the points, and every process has all of it.
+The batches are those of a single process, dealt out in turn, so F sees the same ones however many
+processes there are. Results are put together in the order of the points, for every process.
 """
 
 from __future__ import annotations
@@ -11,18 +10,15 @@ import atexit
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mixup_inference.errors import InputError
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
-from pathlib import Path
-
-import torch
 
 P = TypeVar("P")
-
 T = TypeVar("T")
 
 
@@ -66,7 +62,7 @@ class Ranks:
         return self.rank == 0
 
     def share(self, parts: Sequence[P], work: Callable[[P], T]) -> list[T]:
-        """What the work gives for each part, in order; each process does every ``size``-th part.
+        """Map the work over the parts, in order; each process does every ``size``-th part.
 
         With several processes, tensors come back on the CPU: each may have a GPU of its own.
         """
@@ -79,7 +75,7 @@ class Ranks:
         return sum(self._all(number))
 
     def first(self, compute: Callable[[], T]) -> T:
-        """What the first process computes, for all of them; the others wait."""
+        """Compute something in the first process and send it to all others, which wait."""
         if self.size == 1:
             return compute()
         from torch import distributed  # noqa: PLC0415
@@ -121,6 +117,8 @@ ALONE = Ranks()
 
 def check_device(device: str) -> str:
     """A device that is there; "auto" is the first of cuda, mps, cpu that is."""
+    import torch  # noqa: PLC0415 (slow to import)
+
     there = ["cpu"]
     if torch.backends.mps.is_available():
         there.insert(0, "mps")

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent, and fingerprints of what made them."""
+"""Files: atomic writes, checksums, safetensors with a JSON header, safe reading of text."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from mixup_inference.errors import DiskFullError, InputError
 #: The disk is full, the user's share of it is, or files may not become so large.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-#: What a process that was killed leaves of ``replacing``.
+#: Temporary files that a killed process leaves behind.
 TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp")
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path``, moved onto it when the block ends without an error.
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Give a temporary path, and move it to ``path`` when the block ends without an error.
 
-    DiskFullError, if there is no room for it.
+    Raises DiskFullError if there is no room.
     """
     temporary = None
     try:
@@ -72,7 +72,7 @@ def _umask() -> int:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
@@ -81,10 +81,11 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def seal(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON document as whoever reads it has it, with a checksum over everything in it.
+def add_checksum(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Add a checksum over the whole of a JSON document.
 
-    >>> broken_seal(seal({"a": 1})), broken_seal(seal({"a": 1}) | {"a": 2})
+    >>> document = add_checksum({"a": 1})
+    >>> checksum_problem(document), checksum_problem(document | {"a": 2})
     (None, 'was changed after it was written: its checksum does not match')
     """
     plain: dict[str, Any] = json.loads(json.dumps(document, allow_nan=False))
@@ -92,48 +93,48 @@ def seal(document: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, "checksum": fingerprint(plain)}
 
 
-def broken_seal(document: Any) -> str | None:
-    """What is wrong with a document that should be sealed; None if it is as it was written."""
+def checksum_problem(document: Any) -> str | None:
+    """What is wrong with a document from ``add_checksum``; None if it is as it was written."""
     if not isinstance(document, dict) or "checksum" not in document:
         return "carries no checksum"
     rest = {name: value for name, value in document.items() if name != "checksum"}
     try:
-        whole = fingerprint(rest) == document["checksum"]
+        matches = fingerprint(rest) == document["checksum"]
     except ValueError:  # NaN, which nothing of ours writes
-        whole = False
-    return None if whole else "was changed after it was written: its checksum does not match"
+        matches = False
+    return None if matches else "was changed after it was written: its checksum does not match"
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
-    """A JSON file that holds a sealed document; InputError if it is not as it was written."""
+def read_checked_json(path: Path) -> dict[str, Any]:
+    """Read a JSON document with a checksum; InputError if it is not as it was written."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"there is no file {path}.") from None
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged ({error}).") from None
-    problem = broken_seal(document)
+    problem = checksum_problem(document)
     if problem is not None:
         raise InputError(f"{path} {problem}.")
-    whole: dict[str, Any] = document
-    return whole
+    checked: dict[str, Any] = document
+    return checked
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     """Write tensors and a JSON header as one safetensors file, atomically.
 
-    The header gets a hash of the tensors, and is sealed.
+    The header gets a hash of the tensors and a checksum of its own.
     """
     from safetensors import SafetensorError  # noqa: PLC0415 (keeps the import of the package light)
     from safetensors.torch import save_file  # noqa: PLC0415
 
     # Cloned, because safetensors refuses tensors that share memory (tied weights).
     plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-    whole = seal({**header, "hash": _hash_named(plain)})
-    with replacing(path) as temporary:
+    metadata = {"json": json.dumps(add_checksum({**header, "hash": _hash_named(plain)}))}
+    with atomic_write(path) as temporary:
         try:
-            save_file(plain, temporary, metadata={"json": json.dumps(whole)})
-        except SafetensorError as error:  # the system's error is only in its words
+            save_file(plain, temporary, metadata=metadata)
+        except SafetensorError as error:  # the system's error number is only in its message
             code = re.search(r"(?:code: |os error )(\d+)", str(error))
             if code is None:
                 raise
@@ -210,7 +211,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     if isinstance(header, dict):
         if header.get("hash") != _hash_named(tensors):
             raise InputError(f"{path} is damaged: its tensors do not match the hash in its header.")
-        if "checksum" in header and broken_seal(header) is not None:  # 0.1.0 wrote none
+        if "checksum" in header and checksum_problem(header) is not None:  # 0.1.0 wrote none
             raise InputError(f"{path} is damaged: its header does not match its checksum.")
     return tensors, header
 
@@ -273,41 +274,42 @@ def hash_tensors(*tensors: Tensor) -> str:
     return digest.hexdigest()
 
 
-SUMS = "SHA256SUMS"
+CHECKSUMS = "SHA256SUMS"
 
-_SEAL = "# of the lines above: "
+_LAST_LINE = "# of the lines above: "
 
 
-def add_sums(folder: Path, paths: Iterable[Path]) -> None:
-    """Note the checksums of files in a folder, beside those that were noted before."""
-    known = read_sums(folder)
+def add_checksums(folder: Path, paths: Iterable[Path]) -> None:
+    """Add the checksums of files to the list of their folder."""
+    known = read_checksums(folder)
     known |= {path.relative_to(folder).as_posix(): sha256_of(path) for path in paths}
     lines = [f"{known[name]}  {name}\n" for name in sorted(known) if (folder / name).exists()]
-    write_text(folder / SUMS, "".join([*lines, _seal_of("".join(lines))]))
+    write_text(folder / CHECKSUMS, "".join([*lines, _last_line("".join(lines))]))
 
 
-def read_sums(folder: Path) -> dict[str, str]:
+def read_checksums(folder: Path) -> dict[str, str]:
     """The checksums by file; lines that make no sense are left out."""
     pairs = [line.split("  ", 1) for line in _text(folder).splitlines() if line[:1] != "#"]
     return {pair[1]: pair[0] for pair in pairs if len(pair) == 2}
 
 
-def are_whole(folder: Path) -> bool:
+def checksums_intact(folder: Path) -> bool:
     """Whether the list of checksums is as it was written, or not there at all."""
-    lines, found, seal = _text(folder).rpartition(_SEAL)
-    return not (folder / SUMS).exists() or (bool(found) and found + seal == _seal_of(lines))
+    lines, found, digest = _text(folder).rpartition(_LAST_LINE)
+    intact = bool(found) and found + digest == _last_line(lines)
+    return intact or not (folder / CHECKSUMS).exists()
 
 
 def _text(folder: Path) -> str:
     try:
-        with (folder / SUMS).open(encoding="utf-8", errors="replace", newline="") as file:
+        with (folder / CHECKSUMS).open(encoding="utf-8", errors="replace", newline="") as file:
             return file.read()
     except OSError:
         return ""
 
 
-def _seal_of(lines: str) -> str:
-    return f"{_SEAL}{hashlib.sha256(lines.encode()).hexdigest()}\n"
+def _last_line(lines: str) -> str:
+    return f"{_LAST_LINE}{hashlib.sha256(lines.encode()).hexdigest()}\n"
 
 
 def sha256_of(path: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mixup_inference.experiments.spec.attacks import AdaptiveSpec, KnowingSpec, standard_attacks
-from mixup_inference.experiments.spec.data import DataSpec, ModelSpec, NetworkSpec, TrainingSpec
+from mixup_inference.experiments.spec.data import DataSpec, ModelSpec, NetworkSpec
 from mixup_inference.experiments.spec.experiment import Spec
 from mixup_inference.experiments.spec.load import check_spec, load_spec, parse_spec, shipped_specs
 from mixup_inference.experiments.spec.rows import AttackSpec, FiguresSpec, RowSpec
@@ -25,7 +25,6 @@ __all__ = [
     "NetworkSpec",
     "RowSpec",
     "Spec",
-    "TrainingSpec",
     "check_spec",
     "in_precision",
     "load_spec",

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from mixup_inference.datasets import check_name
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.experiments.spec.fields import Count, NotNegative, Table
-from mixup_inference.models import MODELS
+from mixup_inference.models import NETWORKS
 from mixup_inference.training import Recipe
-from mixup_inference.training.recipe import MixupRatio, Precision
 
 
 class DataSpec(Table):
@@ -62,51 +61,35 @@ class NetworkSpec(Table):
     def _known_name(self) -> NetworkSpec:
         if self.is_foreign:
             return self
-        if self.name not in MODELS:
-            raise unknown_name("network", self.name, MODELS)
-        known = set(inspect.signature(MODELS[self.name]).parameters) - {"classes", "channels"}
+        known = NETWORKS[self.name].settings
         for key in (self.model_extra or {}).keys() - known:
             raise unknown_name(f"setting of {self.name}", key, known)
         return self
 
 
-class TrainingSpec(Table):
-    """Settings of a training; what is left out has the defaults of ``Recipe``."""
-
-    objective: Literal["erm", "mixup", "at", "iat"] | None = None
-    epochs: int | None = None
-    batch_size: int | None = None
-    lr: float | None = None
-    momentum: float | None = None
-    weight_decay: float | None = None
-    schedule: Literal["step", "one-cycle"] | None = None
-    milestones: tuple[float, ...] | None = None
-    warmup: float | None = None
-    alpha: float | None = None
-    ratio: MixupRatio | None = None
-    lam: float | None = None
-    eps: float | None = None
-    step: float | None = None
-    steps: int | None = None
-    attack_labels: Literal["true", "predicted"] | None = None
-    adv_ratio: float | None = None
-    flip: bool | None = None
-    crop_padding: int | None = None
-    max_steps: int | None = None
-    precision: Precision | None = None
-
-    @model_validator(mode="after")
-    def _valid(self) -> TrainingSpec:
-        Recipe(**self.model_dump(exclude_none=True))
-        return self
+#: What a spec may say of a training; its seed has a place of its own.
+SETTINGS = tuple(field.name for field in fields(Recipe) if field.name != "seed")
 
 
-class ModelSpec(TrainingSpec):
-    """A model: how it is trained, or the weights that it is brought with.
+def check_training(settings: dict[str, Any]) -> dict[str, Any]:
+    """Some settings of a ``Recipe``, checked and converted as it does."""
+    for key in settings.keys() - SETTINGS:
+        raise unknown_name("key", key, SETTINGS)
+    given = {name: settings[name] for name in SETTINGS if settings.get(name) is not None}
+    recipe = Recipe(**given)
+    return {name: getattr(recipe, name) for name in given}
+
+
+TrainingSettings = Annotated[dict[str, Any], AfterValidator(check_training)]
+
+
+class ModelSpec(Table):
+    """A model: the weights that it is brought with, or further keys that say how it is trained.
 
     ``seed``: of its start and its training, if it is to be another than the experiment's.
     """
 
+    model_config = ConfigDict(extra="allow", frozen=True)
     weights: str | None = None
     network: NetworkSpec | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
@@ -114,11 +97,20 @@ class ModelSpec(TrainingSpec):
     @property
     def training(self) -> dict[str, Any]:
         """The settings of its training that are its own."""
-        return self.model_dump(exclude_none=True, exclude={"weights", "network", "seed"})
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settings(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        own = {key: value[key] for key in value if key not in cls.model_fields}
+        for key in own.keys() - SETTINGS:
+            raise unknown_name("key", key, (*cls.model_fields, *SETTINGS))
+        return {key: value[key] for key in value if key not in own} | check_training(own)
 
     @model_validator(mode="after")
-    def _valid(self) -> ModelSpec:
-        Recipe(**self.training)
+    def _trained_or_brought(self) -> ModelSpec:
         if self.weights is not None and self.training:
             names = ", ".join(self.training)
             raise InputError(f"a model with weights is not trained; take out {names}.")

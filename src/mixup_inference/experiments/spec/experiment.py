@@ -10,7 +10,12 @@ from mixup_inference.attacks import check_peer, get_attack
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.evaluation.callback import Column
 from mixup_inference.experiments.spec.attacks import AdaptiveSpec, KnowingSpec
-from mixup_inference.experiments.spec.data import DataSpec, ModelSpec, NetworkSpec, TrainingSpec
+from mixup_inference.experiments.spec.data import (
+    DataSpec,
+    ModelSpec,
+    NetworkSpec,
+    TrainingSettings,
+)
 from mixup_inference.experiments.spec.fields import Count, Name, Table, Title
 from mixup_inference.experiments.spec.rows import AttackSpec, FiguresSpec, RowSpec
 from mixup_inference.models.engines import check_engine
@@ -31,7 +36,7 @@ class Spec(Table):
     engine: str = "eager"
     data: DataSpec
     network: NetworkSpec | None = None
-    training: TrainingSpec = TrainingSpec()
+    training: TrainingSettings = Field(default_factory=dict)
     models: Annotated[dict[Name, ModelSpec], Field(min_length=1)]
     attack: AttackSpec | None = None
     figures: FiguresSpec | None = None
@@ -134,13 +139,13 @@ class Spec(Table):
 
     def is_trained(self, model: str) -> bool:
         """Whether a model is trained here, and not brought along."""
-        objective = self.models[model].objective or self.training.objective
-        return self.models[model].weights is None and objective is not None
+        settings = self.training | self.models[model].training
+        return self.models[model].weights is None and "objective" in settings
 
     def recipe(self, model: str) -> Recipe:
         """The training of one model: its own settings over the common ones."""
-        common = self.training.model_dump(exclude_none=True)
-        return Recipe(**(common | self.models[model].training), seed=self.seed_of(model))
+        settings = self.training | self.models[model].training
+        return Recipe(**settings, seed=self.seed_of(model))
 
     def seed_of(self, model: str) -> int:
         """The seed of a model's start and training."""

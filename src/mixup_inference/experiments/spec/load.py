@@ -9,8 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from mixup_inference.datasets import DATASETS, FOLDER
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.experiments.spec.experiment import Spec
+from mixup_inference.registry import is_code
+from mixup_inference.training import OBJECTIVES
 from mixup_inference.utils.io import is_file, parse_toml, read_text
 
 #: Bytes; no spec is larger.
@@ -26,8 +29,8 @@ def shipped_specs() -> dict[str, Path]:
 def load_spec(name_or_path: str, *, allow_code: bool = False) -> Spec:
     """A shipped spec by name, or any spec by the path of its TOML file.
 
-    A spec that names Python code to run (``package.module:factory`` as a network) is refused
-    unless ``allow_code`` says that it has been read and is trusted.
+    A spec that names Python code to run (``package.module:attribute`` as a network, an objective or
+    a data set) is refused unless ``allow_code`` says that it has been read and is trusted.
     """
     shipped = shipped_specs()
     if name_or_path in shipped:
@@ -59,21 +62,27 @@ def check_spec(
         raise InputError("\n".join(f"{source}: {line}" for line in lines)) from None
     except RecursionError:
         raise InputError(f"{source} is nested too deeply.") from None
-    if not allow_code:
-        _refuse_code(spec, source)
+    _check_code(spec, source, allow_code=allow_code)
     return spec
 
 
-def _refuse_code(spec: Spec, source: str) -> None:
-    """Refuse a spec that names Python code, which running the spec would run."""
+def _check_code(spec: Spec, source: str, *, allow_code: bool) -> None:
+    """Refuse a spec that names Python code, which running it would run, or load that code."""
     networks = (spec.network, *(model.network for model in spec.models.values()))
-    for network in networks:
-        if network is not None and network.is_foreign:
+    names = [("network", n.name) for n in networks if n is not None and n.is_foreign]
+    settings = (spec.training, *(model.training for model in spec.models.values()))
+    registries: dict[str, Any] = {"objective": OBJECTIVES, "data set": DATASETS}
+    names += [("objective", s["objective"]) for s in settings if is_code(s.get("objective", ""))]
+    if is_code(spec.data.name) and not spec.data.name.startswith(FOLDER):
+        names.append(("data set", spec.data.name))
+    for kind, name in names:
+        if not allow_code:
             raise InputError(
-                f"{source}: the network {network.name!r} is Python code, and this spec would run "
-                "it. If you know and trust that code, allow it with --allow-code "
-                "(allow_code=True in Python)."
+                f"{source}: the {kind} {name!r} is Python code, and this spec would run it. If you "
+                "know and trust that code, allow it with --allow-code (allow_code=True in Python)."
             )
+        if kind in registries:  # networks are imported when they are built
+            registries[kind].load(name)
 
 
 def _in_words(problem: Any) -> str:

@@ -8,9 +8,9 @@ import os
 import pytest
 import torch
 
+from mixup_inference import __version__
 from mixup_inference.experiments.cache import Cache, cache_files
-from mixup_inference.utils.io import seal, write_json
-from mixup_inference.version import __version__
+from mixup_inference.utils.io import add_checksum, write_json
 
 IDENTITY = {"model": {"seed": 1}, "steps": (1, 2), "eps": 0.1}
 
@@ -74,13 +74,13 @@ def without_checksum(path):
 
 
 def of_another(path):
-    write_json(path, seal({"identity": {"model": 2}, "value": {"correct": 1}}))
+    write_json(path, add_checksum({"identity": {"model": 2}, "value": {"correct": 1}}))
 
 
 def without_value(path):
     document = json.loads(path.read_text())
     del document["value"]
-    write_json(path, seal(document))
+    write_json(path, add_checksum(document))
 
 
 @pytest.mark.parametrize(

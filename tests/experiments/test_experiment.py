@@ -7,7 +7,7 @@ import torch
 
 from mixup_inference.datasets import Dataset, load_dataset
 from mixup_inference.errors import InputError
-from mixup_inference.experiments import Experiment, data, parse_spec
+from mixup_inference.experiments import Experiment, check_spec, data
 from mixup_inference.experiments.spec import (
     in_precision,
     on_points,
@@ -16,32 +16,15 @@ from mixup_inference.experiments.spec import (
 )
 from mixup_inference.models import engines
 from mixup_inference.training import make_fabric
+from specs import DEFENDED, merged, tiny_spec
 
-SPEC = """
-name = "tiny"
-title = "A tiny experiment"
-draws = 2
-
-[data]
-name = "digits"
-test = 20
-pool = "train"
-
-[network]
-name = "small_cnn"
-
-[models.mixup]
-objective = "mixup"
-
-[[rows]]
-title = "Mixup + MI-OL"
-model = "mixup"
-defense = "mi-ol"
-"""
+SPEC = tiny_spec(
+    data={"pool": "train"}, network={"width": None}, training=None, attack=None, rows=[DEFENDED]
+)
 
 
-def from_pool(part):
-    return SPEC.replace('pool = "train"', f'pool = "{part}"')
+def spec_with(**changes):
+    return check_spec(merged(SPEC, **changes))
 
 
 @pytest.fixture
@@ -53,7 +36,9 @@ def with_a_test_part(monkeypatch):
 
 
 def test_the_pool_is_the_training_images_or_all_test_images(with_a_test_part, tmp_path):
-    train, test = (Experiment(parse_spec(from_pool(part)), tmp_path) for part in ("train", "test"))
+    train, test = (
+        Experiment(spec_with(data={"pool": part}), tmp_path) for part in ("train", "test")
+    )
     assert torch.equal(train.data.pool.images, with_a_test_part.train.images)
     assert torch.equal(test.data.pool.images, with_a_test_part.test.images)
     assert train.models.folder_of("mixup") == test.models.folder_of(
@@ -69,11 +54,11 @@ def test_the_pool_is_the_training_images_or_all_test_images(with_a_test_part, tm
 
 def test_without_a_test_part_there_is_no_such_pool(tmp_path):
     with pytest.raises(InputError, match="digits has no test part to take the pool from"):
-        Experiment(parse_spec(from_pool("test")), tmp_path).check()
+        Experiment(spec_with(data={"pool": "test"}), tmp_path).check()
 
 
 def test_fewer_points_are_the_first_of_the_same_experiment(tmp_path):
-    whole = parse_spec(SPEC)
+    whole = check_spec(SPEC)
     few = on_points(whole, 7)
     assert few.name == "tiny-7"
     all_of_it, part = (Experiment(spec, tmp_path / spec.name) for spec in (whole, few))
@@ -86,8 +71,8 @@ def test_fewer_points_are_the_first_of_the_same_experiment(tmp_path):
 
 def test_another_precision_is_another_model(tmp_path):
     """Whoever asks for it: the spec, or a Fabric to which the spec leaves it."""
-    spec = parse_spec(SPEC)
-    said = parse_spec(SPEC + "\n[training]\nprecision = 'bf16-mixed'\n")
+    spec = check_spec(SPEC)
+    said = spec_with(training={"precision": "bf16-mixed"})
     fabric = make_fabric(precision="bf16-mixed")
     plain, by_spec, by_fabric = (
         Experiment(one, tmp_path, fabric=fabric).models.folder_of("mixup")
@@ -100,9 +85,9 @@ def test_another_precision_is_another_model(tmp_path):
 
 def test_another_engine_computes_every_defence_of_an_experiment(tmp_path):
     """Cells of their own, the same models and attacks; a row may still say otherwise."""
-    spec = parse_spec(SPEC.replace("draws = 2", 'draws = 2\nengine = "folded"'))
-    assert spec == with_engine(parse_spec(SPEC), "folded")
-    plain, folded = (Experiment(one, tmp_path) for one in (parse_spec(SPEC), spec))
+    spec = spec_with(engine="folded")
+    assert spec == with_engine(check_spec(SPEC), "folded")
+    plain, folded = (Experiment(one, tmp_path) for one in (check_spec(SPEC), spec))
     (row,), (column, *_) = spec.rows, plain.columns
     assert plain.cache.path("cells", plain.cell_identity(row, column)) != folded.cache.path(
         "cells", folded.cell_identity(row, column)
@@ -113,12 +98,12 @@ def test_another_engine_computes_every_defence_of_an_experiment(tmp_path):
             torch.nn.Flatten(), torch.nn.Linear(64, 10)
         )
         assert run.defense(row).engine == name
-    own = parse_spec(SPEC.replace('"mi-ol"', '"mi-ol"\nengine = "compiled"'))
+    own = spec_with(rows=[DEFENDED | {"engine": "compiled"}])
     other = Experiment(with_engine(own, "folded"), tmp_path)
     other.models._models["mixup"] = folded.models._models["mixup"]
     assert other.defense(own.rows[0]).engine == "compiled"
     with pytest.raises(InputError, match="did you mean 'folded'"):
-        parse_spec(SPEC.replace("draws = 2", 'engine = "foldet"'))
+        spec_with(engine="foldet")
     with pytest.raises(InputError, match="did you mean 'folded'"):
         with_engine(spec, "foldet")
 
@@ -129,18 +114,19 @@ def test_an_engine_that_is_not_there_is_found_before_anything_is_trained(tmp_pat
 
     monkeypatch.setitem(engines.ENGINES, "openvino", missing)
     for engine in ("eager", "folded"):
-        Experiment(with_engine(parse_spec(SPEC), engine), tmp_path).check()
+        Experiment(with_engine(check_spec(SPEC), engine), tmp_path).check()
     with pytest.raises(InputError, match="needs openvino"):
-        Experiment(with_engine(parse_spec(SPEC), "openvino"), tmp_path).check()
+        Experiment(with_engine(check_spec(SPEC), "openvino"), tmp_path).check()
     assert not list(tmp_path.glob("*/*"))
 
 
 def test_attacks_in_another_precision_are_others(tmp_path):
-    attacked = f"{SPEC}\n[attack]\neps = 0.1\nstep = 0.1\n"
-    spec = parse_spec(f'{attacked}precision = "bf16-mixed"\n')
-    assert spec == with_attack_precision(parse_spec(attacked), "bf16-mixed")
-    assert with_attack_precision(parse_spec(SPEC), "bf16-mixed") == parse_spec(SPEC)
-    plain, rounded = (Experiment(one, tmp_path) for one in (parse_spec(attacked), spec))
+    attack = {"eps": 0.1, "step": 0.1}
+    attacked = spec_with(attack=attack)
+    spec = spec_with(attack=attack | {"precision": "bf16-mixed"})
+    assert spec == with_attack_precision(attacked, "bf16-mixed")
+    assert with_attack_precision(check_spec(SPEC), "bf16-mixed") == check_spec(SPEC)
+    plain, rounded = (Experiment(one, tmp_path) for one in (attacked, spec))
     one, other = (run.examples_identity("mixup", "untargeted") for run in (plain, rounded))
     assert "precision" not in one["attack"]  # so that examples of earlier runs are found
     assert other["attack"]["precision"] == "bf16-mixed"
@@ -149,7 +135,7 @@ def test_attacks_in_another_precision_are_others(tmp_path):
 
 def test_margins_without_end_are_kept(tmp_path, monkeypatch):
     """Of a model that returns log(softmax), which is minus infinity where it is very sure."""
-    spec = parse_spec(SPEC.replace("[models.mixup]", "[training]\nepochs = 1\n\n[models.mixup]"))
+    spec = spec_with(training={"epochs": 1})
     run = Experiment(spec, tmp_path)
     (row,), (column, *_) = spec.rows, run.columns
 

@@ -19,88 +19,46 @@ from mixup_inference.experiments.spec import smoke
 from mixup_inference.models import save_pretrained
 from mixup_inference.models.call import count_passes
 from mixup_inference.training import Recipe
+from specs import merged, tiny_spec, to_toml
 
-SPEC = """
-name = "tiny"
-title = "tiny"
-draws = 6
-[data]
-name = "digits"
-test = 200
-calibration = 40
-[models.mixup]
-weights = "WEIGHTS"
-[models.other]
-weights = "WEIGHTS"
-[attack]
-eps = 0.1
-step = 0.025
-steps = [2]
-[adaptive]
-points = 24
-repeats = 3
-checks = 0
-samples = [1, 3]
-figure_points = 8
-figure_steps = 2
-gallery = 2
-detectors = ["mixup"]
-[[adaptive.attacks]]
-attack = "oblivious"
-steps = 10
-[[adaptive.attacks]]
-attack = "transfer"
-steps = 2
-[[adaptive.attacks]]
-attack = "official-adaptive"
-steps = 2
-samples = 3
-[[adaptive.attacks]]
-attack = "paper-adaptive"
-steps = 2
-samples = 3
-[[adaptive.attacks]]
-attack = "eot-pgd"
-steps = 10
-draws = 6
-[[adaptive.attacks]]
-attack = "apgd"
-loss = "dlr"
-steps = 3
-draws = 2
-[[adaptive.attacks]]
-attack = "square"
-queries = 4
-draws = 2
-[[adaptive.attacks]]
-attack = "detector-aware"
-steps = 4
-draws = 3
-[[adaptive.attacks]]
-attack = "frozen"
-steps = 3
-[[adaptive.attacks]]
-attack = "foolbox:LinfPGD"
-steps = 2
-draws = 2
-[[rows]]
-title = "mi-ol"
-model = "mixup"
-defense = "mi-ol"
-[[rows]]
-title = "plain"
-model = "mixup"
-[[rows]]
-title = "combined"
-model = "mixup"
-defense = "mi-combined"
-threshold = 0.0
-[[rows]]
-title = "not attacked"
-model = "mixup"
-defense = "rotation"
-"""
-ROWS = 'rows = ["mi-ol", "combined"]\npoints = 24'
+ATTACKS = [
+    {"attack": "oblivious", "steps": 10},
+    {"attack": "transfer", "steps": 2},
+    {"attack": "official-adaptive", "steps": 2, "samples": 3},
+    {"attack": "paper-adaptive", "steps": 2, "samples": 3},
+    {"attack": "eot-pgd", "steps": 10, "draws": 6},
+    {"attack": "apgd", "loss": "dlr", "steps": 3, "draws": 2},
+    {"attack": "square", "queries": 4, "draws": 2},
+    {"attack": "detector-aware", "steps": 4, "draws": 3},
+    {"attack": "frozen", "steps": 3},
+    {"attack": "foolbox:LinfPGD", "steps": 2, "draws": 2},
+]
+DOCUMENT = tiny_spec(
+    draws=6,
+    data={"test": 200, "calibration": 40},
+    network=None,
+    training=None,
+    models={"mixup": {"objective": None, "weights": "WEIGHTS"}, "other": {"weights": "WEIGHTS"}},
+    attack={"step": 0.025},
+    adaptive={
+        "points": 24,
+        "repeats": 3,
+        "checks": 0,
+        "samples": [1, 3],
+        "figure_points": 8,
+        "figure_steps": 2,
+        "gallery": 2,
+        "detectors": ["mixup"],
+        "attacks": ATTACKS,
+    },
+    rows=[
+        {"title": "mi-ol", "model": "mixup", "defense": "mi-ol"},
+        {"title": "plain", "model": "mixup"},
+        {"title": "combined", "model": "mixup", "defense": "mi-combined", "threshold": 0.0},
+        {"title": "not attacked", "model": "mixup", "defense": "rotation"},
+    ],
+)
+SPEC = to_toml(DOCUMENT)
 
 
 class Counting(Callback):
@@ -116,7 +74,9 @@ class Counting(Callback):
 def spec(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     save_pretrained(trained, folder)
-    return parse_spec(SPEC.replace("WEIGHTS", str(folder)).replace("points = 24", ROWS, 1))
+    weights = {"weights": str(folder)}
+    models = {"mixup": weights, "other": weights}
+    return check_spec(merged(DOCUMENT, models=models, adaptive={"rows": ["mi-ol", "combined"]}))
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +238,8 @@ def test_a_damaged_file_is_made_again(run, spec):
 
 
 def test_a_model_without_a_row_of_its_own_gets_one():
-    rows = parse_spec(SPEC.replace('title = "plain"\nmodel = "mixup"', 'title = "plain"\nmodel = "other"')).rows  # fmt: skip  # noqa: E501
+    plain = 'title = "plain"\nmodel = '
+    rows = parse_spec(SPEC.replace(f'{plain}"mixup"', f'{plain}"other"')).rows
     titles = [row.title for row in adaptive_rows(rows, ("combined",))]
     assert titles == ["mixup (no defence)", "combined"]
 
@@ -316,9 +277,8 @@ def test_smoke_is_small(spec):
 
 
 def test_models_can_have_seeds_of_their_own():
-    text = SPEC.replace('[models.other]\nweights = "WEIGHTS"',
-                        '[models.other]\nobjective = "erm"\nseed = 7\n[network]\nname = "small_cnn"')  # fmt: skip  # noqa: E501
-    spec = parse_spec(text)
+    other = {"weights": None, "objective": "erm", "seed": 7}
+    spec = check_spec(merged(DOCUMENT, models={"other": other}, network={"name": "small_cnn"}))
     assert spec.recipe("other").seed == 7
     assert spec.seed_of("mixup") == 0
 
@@ -376,11 +336,9 @@ def test_the_worst_case_takes_specialists_where_they_are():
     ],
 )
 def test_settings_that_an_attack_cannot_use_are_refused_before_anything_runs(attack, settings):
-    start = SPEC.index("[[adaptive.attacks]]")
-    end = SPEC.index("[[rows]]")
-    attacks = f'[[adaptive.attacks]]\nattack = "{attack}"\n{settings}\n'
+    text = to_toml(merged(DOCUMENT, adaptive={"attacks": [{"attack": attack}]}))
     with pytest.raises(InputError):
-        parse_spec(SPEC[:start] + attacks + SPEC[end:])
+        parse_spec(text.replace(f'attack = "{attack}"', f'attack = "{attack}"\n{settings}'))
 
 
 def test_the_main_attack_is_always_among_the_candidates(spec):

@@ -10,10 +10,11 @@ import torch
 
 from mixup_inference import InputError, create_model, save_checkpoint, save_pretrained
 from mixup_inference.datasets import load_dataset
-from mixup_inference.experiments import Experiment, parse_spec
+from mixup_inference.experiments import Experiment, check_spec
 from mixup_inference.experiments.models import load_model
 from mixup_inference.experiments.spec import NetworkSpec
 from mixup_inference.training import Recipe
+from specs import tiny_spec
 
 FACTORY = """
 import torch
@@ -35,20 +36,6 @@ class Strict(nn.Module):
 def half(num_classes):
     return build(num_classes).bfloat16()
 """
-SPEC = """
-name = "tiny"
-title = "tiny"
-draws = 2
-[data]
-name = "digits"
-test = 20
-[models.mine]
-MODEL
-[[rows]]
-title = "mine"
-model = "mine"
-DEFENSE
-"""
 
 
 @pytest.fixture
@@ -66,30 +53,42 @@ def quiet():
         yield
 
 
-def experiment(folder, model, defense=""):
-    text = SPEC.replace("MODEL", model).replace("DEFENSE", defense)
-    return Experiment(parse_spec(text, allow_code=True), folder)
+def experiment(folder, defense="none", data=None, **model):
+    """An experiment with one model, which has these settings."""
+    spec = tiny_spec(
+        data=data or {},
+        network=None,
+        training=None,
+        attack=None,
+        models={"mixup": None, "mine": model},
+        rows=[{"title": "mine", "model": "mine", "defense": defense}],
+    )
+    return Experiment(check_spec(spec, allow_code=True), folder)
+
+
+def own(factory):
+    return {"name": f"own_net:{factory}"}
 
 
 @pytest.mark.parametrize(
     ("factory", "defense", "words"),
     [
-        ("probabilities", "", "returns probabilities"),
-        ("Strict", "", "does not take images of 1 channels and 8x8 pixels .Input height"),
-        ("large", 'defense = "mi-ol"', "predicts 1000 classes, the pool holds 10"),
+        ("probabilities", "none", "returns probabilities"),
+        ("Strict", "none", "does not take images of 1 channels and 8x8 pixels .Input height"),
+        ("large", "mi-ol", "predicts 1000 classes, the pool holds 10"),
     ],
 )
 def test_what_cannot_work_is_found_before_the_attack(here, factory, defense, words):
     with pytest.raises(InputError, match=words):
-        experiment(here, f'network = {{name = "own_net:{factory}"}}', defense).check()
+        experiment(here, defense, network=own(factory)).check()
 
 
 def test_more_outputs_than_classes_are_fine_without_a_pool(here):
-    experiment(here, 'network = {name = "own_net:large"}').check()
+    experiment(here, network=own("large")).check()
 
 
 def test_half_precision_models_are_measured_in_single(here):
-    made = experiment(here, 'network = {name = "own_net:half"}', 'defense = "mi-ol"')
+    made = experiment(here, "mi-ol", network=own("half"))
     made.check()
     assert made.cell(made.spec.rows[0], made.columns[0]).accuracy.total == 20
 
@@ -108,43 +107,41 @@ def test_a_checkpoint_of_ours_brings_its_normalisation(tmp_path):
 
 
 def test_a_model_tells_how_it_was_trained_if_it_knows(tmp_path):
-    here = experiment(
-        tmp_path, 'network = {name = "small_cnn", width = 4}\nobjective = "erm"\nepochs = 3'
-    ).models.training("mine")
+    network = {"name": "small_cnn", "width": 4}
+    here = experiment(tmp_path, network=network, objective="erm", epochs=3).models.training("mine")
     assert (here["network"], here["epochs"]) == ({"name": "small_cnn", "width": 4}, 3)
     model = create_model("small_cnn", 10, channels=1, width=4)
     save_pretrained(model, tmp_path / "m", recipe=Recipe(objective="erm", epochs=3))
-    there = experiment(tmp_path, f'weights = "{tmp_path / "m"}"').models.training("mine")
+    there = experiment(tmp_path, weights=str(tmp_path / "m")).models.training("mine")
     assert there["network"] == here["network"]
     assert {k: there[k] for k in there if here[k] != there[k]} == {}
     save_pretrained(model, tmp_path / "n")
-    assert experiment(tmp_path, f'weights = "{tmp_path / "n"}"').models.training("mine") is None
+    assert experiment(tmp_path, weights=str(tmp_path / "n")).models.training("mine") is None
     for rubbish in ({"epochs": "<b>"}, {"milestones": "many"}, {"depth": 3}, [1], "mixup", None):
         header = tmp_path / "n" / "model.safetensors"
         save_checkpoint(header, model, recipe=rubbish)
-        bare = experiment(tmp_path, f'weights = "{header}"')
-        assert bare.training("mine") is None
+        bare = experiment(tmp_path, weights=str(header))
+        assert bare.models.training("mine") is None
 
 
 def test_changed_code_makes_another_model(here):
-    model = 'network = {name = "own_net:build"}\nobjective = "erm"\nepochs = 1'
-    before = experiment(here, model).models.identity("mine")
-    assert experiment(here, model).models.identity("mine") == before
+    model = {"network": own("build"), "objective": "erm", "epochs": 1}
+    before = experiment(here, **model).models.identity("mine")
+    assert experiment(here, **model).models.identity("mine") == before
     (here / "own_net.py").write_text(FACTORY.replace("nn.Flatten()", "nn.Flatten(), nn.Tanh()"))
     sys.modules.pop("own_net")
-    assert experiment(here, model).models.identity("mine") != before
+    assert experiment(here, **model).models.identity("mine") != before
 
 
 def test_the_pool_is_part_of_what_determines_a_cell(here):
-    made = experiment(here, 'network = {name = "own_net:build"}', 'defense = "mi-ol"')
+    made = experiment(here, "mi-ol", network=own("build"))
     before = made.models.identity("mine")
-    other = experiment(here, 'network = {name = "own_net:build"}', 'defense = "mi-ol"')
+    other = experiment(here, "mi-ol", network=own("build"))
     train = other.data.points["train"]
     train.labels[100:] = train.labels[100:].flip(0)
     assert other.models.identity("mine") != before
 
 
 def test_large_images_are_attacked_a_few_at_a_time(tmp_path):
-    text = SPEC.replace("MODEL", 'weights = "x"').replace("DEFENSE", "")
-    text = text.replace("test = 20", "test = 20\nsize = 96\nchannels = 3")
-    assert Experiment(parse_spec(text), tmp_path).batch_size == 1024 * 3 * 32 * 32 // (3 * 96 * 96)
+    large = experiment(tmp_path, data={"size": 96, "channels": 3}, weights="x")
+    assert large.batch_size == 1024 * 3 * 32 * 32 // (3 * 96 * 96)

@@ -7,10 +7,11 @@ import torch
 
 from mixup_inference import pgd, train
 from mixup_inference.datasets import Shape
-from mixup_inference.experiments import Experiment, load_spec, parse_spec, plan
+from mixup_inference.experiments import Experiment, check_spec, load_spec, plan
 from mixup_inference.experiments.cost import Speed, Work, defense_passes, training_passes
 from mixup_inference.models.call import count_passes
 from mixup_inference.training import Recipe
+from specs import tiny_spec
 
 
 @pytest.mark.parametrize("labels", ["true", "predicted"])
@@ -34,50 +35,30 @@ def test_attack_passes_are_those_that_pgd_makes(trained, parts, labels):
     test = parts["test"].take(torch.arange(20))
     with count_passes(trained) as passes:
         pgd(trained, test.images, test.labels, eps=0.1, step=0.05, steps=4, labels=labels)
-    spec = parse_spec(SPEC.replace("LABELS", labels))
+    spec = spec_of(labels)
     work = next(w for w in plan(spec, Shape(1797, 0, 1, (8, 8), 10)) if w.stage == "attack")
     assert (work.forward, work.backward) == (passes.forward, 20 * 4)
 
 
-SPEC = """
-name = "tiny"
-title = "tiny"
-draws = 5
-[data]
-name = "digits"
-test = 20
-[network]
-name = "small_cnn"
-width = 4
-[models.mixup]
-objective = "mixup"
-epochs = 1
-[attack]
-eps = 0.1
-step = 0.05
-steps = [2, 4]
-labels = "LABELS"
-[[rows]]
-title = "none"
-model = "mixup"
-[[rows]]
-title = "mi-ol"
-model = "mixup"
-defense = "mi-ol"
-[[rows]]
-title = "combined"
-model = "mixup"
-defense = "mi-combined"
-threshold = -1.0
-[[rows]]
-title = "rotation"
-model = "mixup"
-defense = "rotation"
-"""
+def spec_of(labels="true", **changes):
+    defended = {
+        "mi-ol": {},
+        "mi-combined": {"threshold": -1.0},
+        "rotation": {},
+    }
+    rows = [{"title": kind, "model": "mixup", "defense": kind} | s for kind, s in defended.items()]
+    return check_spec(
+        tiny_spec(
+            draws=5,
+            attack={"steps": [2, 4], "labels": labels},
+            rows=[{"title": "none", "model": "mixup"}, *rows],
+            **changes,
+        )
+    )
 
 
 def test_measuring_passes_are_those_of_the_table(tmp_path):
-    spec = parse_spec(SPEC.replace("LABELS", "true"))
+    spec = spec_of()
     experiment = Experiment(spec, tmp_path)
     work = [w for w in plan(spec, Shape(1797, 0, 1, (8, 8), 10)) if w.stage == "measure"]
     for row, part in zip(spec.rows, work, strict=True):
@@ -109,10 +90,9 @@ def test_time_follows_from_the_speeds():
 
 def test_without_settings_to_trade_off_nothing_is_attacked_for_them():
     shape = Shape(1797, 0, 1, (8, 8), 10)
-    base = SPEC.replace("LABELS", "true").replace("test = 20", "test = 20\ntuning = 20")
     some, none = (
-        {w.title for w in plan(parse_spec(f"{base}\n[figures]\ndefenses = {kinds}"), shape)}
-        for kinds in ('["mi-ol"]', "[]")
+        {w.title for w in plan(spec_of(data={"tuning": 20}, figures={"defenses": kinds}), shape)}
+        for kinds in (["mi-ol"], [])
     )
     assert {title.partition(": ")[2] for title in some - none} == {
         "attacks to tune on",

@@ -8,32 +8,15 @@ from mixup_inference import InputError, MixupInference, evaluate, get_preset, pg
 from mixup_inference.defenses import DEFENSES, write_preset
 from mixup_inference.evaluation import Accuracy
 from mixup_inference.evaluation.grid_search import Trial, choose, grid_of, pareto, try_settings
-from mixup_inference.experiments import Experiment, parse_spec, tune
+from mixup_inference.experiments import Experiment, check_spec, tune
+from specs import PLAIN, tiny_spec
 
-SPEC = """
-name = "tiny"
-title = "tiny"
-draws = 3
-[data]
-name = "digits"
-test = 60
-tuning = 50
-[network]
-name = "small_cnn"
-width = 4
-[models.mixup]
-objective = "mixup"
-epochs = 5
-lr = 0.1
-schedule = "one-cycle"
-[attack]
-eps = 0.1
-step = 0.05
-steps = [2]
-[[rows]]
-title = "Mixup"
-model = "mixup"
-"""
+SPEC = tiny_spec(
+    draws=3,
+    data={"test": 60, "tuning": 50},
+    training={"epochs": 5, "lr": 0.1, "schedule": "one-cycle"},
+    rows=[PLAIN],
+)
 
 
 def trial(clean, *robust):
@@ -126,14 +109,14 @@ def test_a_defence_without_a_grid_cannot_be_tuned():
 
 
 def test_tuning_reports_on_points_it_did_not_choose_on(tmp_path):
-    experiment = Experiment(parse_spec(SPEC), tmp_path)
+    experiment = Experiment(check_spec(SPEC), tmp_path)
     tuned = tune(experiment, "mixup", "mi-ol", loss=1.0)
     assert len(tuned.trials) == len(grid_of("mi-ol"))
     assert tuned.trials[0].clean.total == 50
     assert tuned.reported[0][0].total == 60
     robust = max(t.robust for t in tuned.trials)
     assert next(t for t in tuned.trials if t.settings == tuned.settings).robust == robust
-    again = Experiment(parse_spec(SPEC), tmp_path)
+    again = Experiment(check_spec(SPEC), tmp_path)
     again.models._train = None  # nothing is computed twice, least of all the model
     again.models._models["mixup"] = experiment.models["mixup"]
     assert tune(again, "mixup", "mi-ol", loss=1.0) == tuned

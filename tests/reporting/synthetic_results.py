@@ -1,4 +1,4 @@
-"""Results of runs that never were, to see what is said of them."""
+"""Small synthetic results with chosen numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COLUMNS = ["clean", "untargeted PGD-10", "targeted PGD-10"]
 
 
 def row(model, defense, *correct, total=500, passes=1.0):
-    """A row with so many points right in each column, or with these (a bool for each)."""
+    """A row with this many correct points in each column, or with these points (bools)."""
     cells = {c: cell(right, total) for c, right in zip(COLUMNS, correct, strict=True)}
     title = model if defense == "none" else f"{model} + {defense}"
     return {"title": title, "group": model, "model": model, "defense": defense,
@@ -26,13 +26,14 @@ def cell(right, total=500):
 
 
 def first(count, total=500, *, skip=0):
-    """So many points after the first ones that are skipped."""
+    """A bool per point: ``count`` points are correct after the first ``skip``."""
     index = torch.arange(total)
     return (skip <= index) & (index < skip + count)
 
 
 def results(*rows, **more):
     return {
+        "schema": 1,
         "columns": COLUMNS,
         "rows": list(rows),
         "points": {"test": 500},

@@ -1,4 +1,4 @@
-"""The HTML pages; everything that comes from a spec is escaped by the templates."""
+"""The HTML pages; the templates escape everything that comes from a spec."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from mixup_inference.evaluation.detection import middle
-from mixup_inference.reporting.adaptive import block, told
+from mixup_inference.reporting.adaptive import adaptive_section, format_check
 from mixup_inference.reporting.claims import claims
 from mixup_inference.reporting.figures import draw, linearity
-from mixup_inference.reporting.figures.accuracy import said
 from mixup_inference.reporting.figures.chart import inline
+from mixup_inference.reporting.formatting import capitalize, format_settings, percent
+from mixup_inference.reporting.labels import in_worst_case
+from mixup_inference.reporting.schema import Analysis, Results, Score, Theory
 from mixup_inference.reporting.summary import best, summary
-from mixup_inference.reporting.tables import caption, heading, percent
+from mixup_inference.reporting.tables import caption
 
 
-def page(results: dict[str, Any], figures: Mapping[str, str]) -> str:
+def render_report(results: Results, figures: Mapping[str, str]) -> str:
     """The report of one run, with its figures as SVG elements by name."""
     models = results.get("figures") or {}
     adaptive = results.get("adaptive")
@@ -29,16 +31,16 @@ def page(results: dict[str, Any], figures: Mapping[str, str]) -> str:
         claims=claims(results),
         best=best(results),
         adaptive=adaptive,
-        known=block(adaptive) if adaptive else None,
+        section=adaptive_section(adaptive) if adaptive else None,
         columns=results["columns"],
         models=models,
-        has=_parts(models),
+        has=_sections(models),
         figures=figures,
     )
 
 
-def _parts(models: Mapping[str, Any]) -> dict[str, bool]:
-    """Which sections any of the models has something for."""
+def _sections(models: Mapping[str, Analysis]) -> dict[str, bool]:
+    """Which sections have data of at least one model."""
     entries = models.values()
     return {
         "theory": any(entry["theory"] for entry in entries),
@@ -48,7 +50,7 @@ def _parts(models: Mapping[str, Any]) -> dict[str, bool]:
     }
 
 
-def comparison(runs: Sequence[dict[str, Any]]) -> str:
+def render_comparison(runs: Sequence[Results]) -> str:
     """Several runs in one table, and their linearity side by side."""
     named = list(zip(run_names(runs), runs, strict=True))
     rows = [
@@ -58,8 +60,8 @@ def comparison(runs: Sequence[dict[str, Any]]) -> str:
     ]
     figures = {}
     for number, (name, run) in enumerate(named):
-        if run.get("figures"):
-            chart = linearity(run["figures"], name=f"linearity-{number}", of=f": {name}")
+        if models := run.get("figures"):
+            chart = linearity(models, name=f"linearity-{number}", of=f": {name}")
             figures[name] = inline(chart, draw(chart, png=False))
     return _render(
         "comparison.html",
@@ -70,8 +72,8 @@ def comparison(runs: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def run_names(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """The runs' names; those that repeat get a number.
+def run_names(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The runs' names, numbered where they repeat.
 
     >>> run_names([{"name": "a"}, {"name": "b"}, {"name": "a"}])
     ['a', 'b', 'a (2)']
@@ -82,7 +84,7 @@ def run_names(runs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def union(several: Iterable[Sequence[str]]) -> list[str]:
-    """All columns of several tables: modes in order of appearance, fewer steps first.
+    """The columns of several tables: modes in order of appearance, fewer steps first.
 
     >>> union([["clean", "untargeted PGD-50"], ["clean", "untargeted PGD-10", "targeted PGD-10"]])
     ['clean', 'untargeted PGD-10', 'untargeted PGD-50', 'targeted PGD-10']
@@ -101,20 +103,20 @@ def _steps(column: str) -> int:
 
 
 def modes(columns: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """The columns under each mode of attack, which make the table's two lines of headings."""
-    return [(heading(mode), list(some)) for mode, some in groupby(columns, key=_mode)]
+    """The columns under each attack mode, for a heading of two lines."""
+    return [(capitalize(mode), list(some)) for mode, some in groupby(columns, key=_mode)]
 
 
-def ratios(entry: Mapping[str, Any], attack: str) -> list[dict[str, Any]]:
+def ratios(entry: Analysis, attack: str) -> list[dict[str, Theory]]:
     """For each lam, the analyses of both kinds under one attack."""
     some = [found for found in entry["theory"] if found["attack"] == attack]
     lams = dict.fromkeys(found["lam"] for found in some)
     return [{found["kind"]: found for found in some if found["lam"] == lam} for lam in lams]
 
 
-def shown_scores(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+def shown_scores(entry: Analysis) -> list[Score]:
     """The detection scores at the ratio nearest to 0.5, and those without a ratio."""
-    scores: list[dict[str, Any]] = entry["detection"]["scores"]
+    scores = entry["detection"]["scores"]
     lam = middle([found["lam"] for found in scores if found["lam"] is not None])
     return [found for found in scores if found["lam"] in (lam, None)]
 
@@ -123,17 +125,18 @@ def _render(template: str, **context: Any) -> str:
     from jinja2 import Environment, FileSystemLoader  # noqa: PLC0415
 
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.globals |= {
+        "format_check": format_check,
+        "format_settings": format_settings,
+        "in_worst_case": in_worst_case,
         "modes": modes,
         "percent": percent,
         "ratios": ratios,
-        "said": said,
         "shown_scores": shown_scores,
-        "told": told,
     }
     return environment.get_template(template).render(**context)

@@ -9,51 +9,19 @@ import pytest
 
 from mixup_inference.cli import app
 from mixup_inference.errors import InputError
-from mixup_inference.experiments import Experiment, parse_spec
+from mixup_inference.experiments import Experiment, check_spec
 from mixup_inference.experiments.run_directory import Run, lock_run
 from mixup_inference.reporting import write_results
-from mixup_inference.utils.io import seal, write_json
+from mixup_inference.utils.io import add_checksum, write_json
+from specs import tiny_spec
 
-SPEC = """
-name = "tiny"
-title = "A tiny experiment"
-draws = 2
-
-[data]
-name = "digits"
-test = 20
-
-[network]
-name = "small_cnn"
-width = 4
-
-[training]
-epochs = 1
-
-[models.mixup]
-objective = "mixup"
-
-[attack]
-eps = 0.1
-step = 0.05
-steps = [2]
-modes = ["untargeted"]
-
-[[rows]]
-title = "Mixup"
-model = "mixup"
-
-[[rows]]
-title = "Mixup + MI-OL"
-model = "mixup"
-defense = "mi-ol"
-"""
+SPEC = tiny_spec(attack={"modes": ["untargeted"]})
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "tiny"
-    results = Experiment(parse_spec(SPEC), folder).run()
+    results = Experiment(check_spec(SPEC), folder).run()
     write_results(results, folder)
     return folder
 
@@ -119,7 +87,7 @@ def edit_a_cell_and_seal_it(folder):
     path = cell(folder)
     document = json.loads(path.read_text())
     document["value"]["correct"] = -1
-    write_json(path, seal(document))
+    write_json(path, add_checksum(document))
     return path
 
 
@@ -192,7 +160,7 @@ def test_cleaning_takes_what_nothing_needs_and_only_with_a_yes(runs, output):
     folder = output / "tiny"
     before = files(output)
     old = cell(folder).with_name("0123456789abcdef.json")  # of other settings
-    write_json(old, seal({"identity": 1, "value": 2}))
+    write_json(old, add_checksum({"identity": 1, "value": 2}))
     model = folder / "models" / "erm-0123456789abcdef"
     shutil.copytree(next((folder / "models").iterdir()), model)
     half = folder / "cells" / ".x.json.abcd1234.tmp"
@@ -217,7 +185,10 @@ def test_cleaning_takes_what_nothing_needs_and_only_with_a_yes(runs, output):
     gone = {
         old,
         half,
-        *(model / p for p in ("last.safetensors", "model.safetensors", "config.json")),
+        *(
+            model / p
+            for p in ("last.safetensors", "model.safetensors", "config.json", "identity.json")
+        ),
     }
     assert every - files(output) == {p.relative_to(output).as_posix() for p in gone}
     assert not model.exists()
@@ -269,19 +240,17 @@ def test_damaged_examples_are_mended_though_no_cell_needs_them(output):
     path.write_bytes(path.read_bytes()[:-1])
     (config,) = folder.glob("models/*/config.json")
     config.unlink()
-    again = Experiment(parse_spec(SPEC), folder).run()
+    again = Experiment(check_spec(SPEC), folder).run()
     assert again["artefacts"] == expected
     assert list(Run(folder).problems()) == []
 
 
 def test_two_runs_point_by_point(runs, output):
     """Another batch size, the same labels; and one that was changed by hand is found."""
-    spec = SPEC.replace('name = "tiny"', 'name = "other"').replace(
-        "draws = 2", "draws = 2\nbatch_size = 7"
-    )
+    spec = SPEC | {"name": "other", "batch_size": 7}
     folder = output / "other"
     shutil.copytree(output / "tiny" / "models", folder / "models")
-    results = Experiment(parse_spec(spec), folder).run()
+    results = Experiment(check_spec(spec), folder).run()
     write_results(results, folder)
     assert "None of 80 labels differs." in runs("compare", "tiny", "other")
 
@@ -293,7 +262,7 @@ def test_two_runs_point_by_point(runs, output):
     assert all(margin >= 0 for margin in value["margins"])
     was = value["labels"][3]
     value["labels"][3], value["margins"][3] = (was + 1) % 10, 0.25
-    write_json(path, seal({k: v for k, v in document.items() if k != "checksum"}))
+    write_json(path, add_checksum({k: v for k, v in document.items() if k != "checksum"}))
     said = runs("compare", "tiny", "other")
     assert f"{(was + 1) % 10} by 0.250000" in said
     assert "1 of 80 labels differs, with margins up to" in said
@@ -304,8 +273,8 @@ def test_runs_that_do_not_compare(runs, output, capsys):
     (output / "bare" / "results.json").unlink()
     with pytest.raises(InputError, match="not a finished run"):
         runs("compare", "tiny", "bare")
-    spec = SPEC.replace("test = 20", "test = 10")
+    spec = SPEC | {"data": {"name": "digits", "test": 10}}
     shutil.copytree(output / "tiny" / "models", output / "fewer" / "models")
-    write_results(Experiment(parse_spec(spec), output / "fewer").run(), output / "fewer")
+    write_results(Experiment(check_spec(spec), output / "fewer").run(), output / "fewer")
     with pytest.raises(InputError, match="measured other points"):
         runs("compare", "tiny", "fewer")
