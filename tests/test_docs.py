@@ -8,6 +8,7 @@ comment ``<!-- not run: reason -->``, and is counted.
 from __future__ import annotations
 
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -124,3 +125,21 @@ def test_the_api_pages_have_every_public_name():
     text = "\n".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
     documented = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)", text, re.MULTILINE)}
     assert set(mixup_inference.__all__) <= documented
+
+
+def dotted(text):
+    """Names of ours in backticks, and what API pages document."""
+    return re.findall(r"(?:^::: |`)(mixup_inference\.[\w.]+)(?:`|$)", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_names_of_ours_exist(page):
+    for name in dotted(page.read_text(encoding="utf-8")):
+        assert pkgutil.resolve_name(name) is not None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_files_of_ours_exist(page):
+    named = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", page.read_text(encoding="utf-8"))
+    for name in named:
+        assert (ROOT / name).exists() or (ROOT / "src" / "mixup_inference" / name).exists(), name
