@@ -189,7 +189,7 @@ def test_a_registered_attack_is_one_like_all_others():
         check_spec(spec_with({"attack": MINE, "sise": 0.5}))
     with pytest.raises(InputError, match="size must be a number"):
         check_spec(spec_with({"attack": MINE, "size": "large"}))
-    assert len(library_version(MINE)) == 16
+    assert library_version(MINE) is None
 
 
 def test_code_of_a_user_runs_only_if_allowed(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -223,34 +222,27 @@ for _entry in (
     ATTACKS.add(replace(_entry, suite="standard"))
 
 
-def get_attack(name: str, *, allow_code: bool = False) -> AttackEntry:
-    """Return an attack by its name, or by ``library:Name`` of another library's.
+def is_library(name: str) -> bool:
+    """Whether a name is ``library:Name``, another library's attack."""
+    library, colon, _ = name.partition(":")
+    return bool(colon) and library in LIBRARIES
 
-    With ``allow_code`` also by ``package.module:function``, whose code this runs.
-    """
-    library = name.partition(":")[0]
-    if library in LIBRARIES and library != name:
+
+def get_attack(name: str) -> AttackEntry:
+    """Return an attack by its name, or by ``library:Name`` of another library's."""
+    if is_library(name):
         check_peer(name)
         title = name.replace(":", " ")
         return AttackEntry(name, peer_attack, "peer", title, counts=("draws",))
     if name not in ATTACKS and not is_code(name):
         known = [*ATTACKS, *(f"{library}:NAME" for library in LIBRARIES)]
         raise unknown_name("attack", name, known)
-    return ATTACKS.load(name) if allow_code else ATTACKS[name]
+    return ATTACKS[name]
 
 
 def library_version(name: str) -> str | None:
-    """Return the version of another library, or a hash of a user's code; None for our attacks."""
-    entry = get_attack(name)
-    if entry.is_external:
-        return installed_version(name)
-    if not is_custom(entry.function):
-        return None
-    try:
-        source = inspect.getsource(entry.function)
-    except (OSError, TypeError):
-        source = repr(entry.function)
-    return hashlib.sha256(source.encode()).hexdigest()[:16]
+    """Return the version of the library that an attack comes from; None if it is none."""
+    return installed_version(name) if is_library(name) else None
 
 
 def suite(name: str = "standard") -> list[AttackEntry]:

@@ -253,6 +253,15 @@ def _show_warning(
     (file or sys.stderr).write(plain_lines(f"warning: {message}\n" if ours else text))
 
 
+def _list_names_in_help(arguments: list[str]) -> None:
+    """Append the names in the registries, plug-ins included, to the help that is asked for."""
+    command = next((name for name in arguments if name in ("evaluate", "tune", "train")), None)
+    if command is not None and {"--help", "-h"} & set(arguments):
+        from mixup_inference.cli.catalogue import registered_names  # noqa: PLC0415
+
+        app[command].help_epilogue = f"{app[command].help_epilogue}\n\n{registered_names()}"
+
+
 def main() -> None:
     """The command ``mixup-inference``: exit code 0, 2 for bad input, 130 after Ctrl-C.
 
@@ -262,6 +271,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without ± shows a question mark
         sys.stdout.reconfigure(errors="replace")
     logging.basicConfig(format="%(message)s")
+    _list_names_in_help(sys.argv[1:])
     try:
         app(exit_on_error=False, print_error=True)
     except CycloptsError:

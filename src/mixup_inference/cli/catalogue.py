@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
 from mixup_inference.cli.console import examples, say, say_columns
 from mixup_inference.cli.options import DataRoot
 from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.registry import Registry
+
+
+def registered_names() -> str:
+    """All names that commands and specs take, by kind."""
+    from mixup_inference.attacks import ATTACKS  # noqa: PLC0415
+    from mixup_inference.datasets import DATASETS  # noqa: PLC0415
+    from mixup_inference.defenses import DEFENSES  # noqa: PLC0415
+    from mixup_inference.detection import SCORES  # noqa: PLC0415
+    from mixup_inference.models import NETWORKS  # noqa: PLC0415
+    from mixup_inference.training import OBJECTIVES  # noqa: PLC0415
+
+    kinds: dict[str, Registry[Any]] = {
+        "Defences": DEFENSES,
+        "Attacks": ATTACKS,
+        "Objectives": OBJECTIVES,
+        "Networks": NETWORKS,
+        "Data sets": DATASETS,
+        "Detection scores": SCORES,
+    }
+    lines = [f"{kind}: {', '.join(registry)}." for kind, registry in kinds.items()]
+    return "\n".join([*lines, "Your own: package.module:attribute, see docs/bring-your-own.md."])
+
 
 data_app = App(
     name="data",

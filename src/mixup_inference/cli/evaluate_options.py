@@ -8,17 +8,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mixup_inference.attacks import get_attack
+from mixup_inference.attacks import ATTACKS, get_attack, is_library
 from mixup_inference.cli.options import POINTS, OneModel
+from mixup_inference.defenses import DEFENSES
 from mixup_inference.errors import InputError
-from mixup_inference.experiments import Spec
+from mixup_inference.evaluation.grid_search import in_words
+from mixup_inference.experiments import Spec, check_spec
 from mixup_inference.experiments.spec import KnowingSpec, standard_attacks
+from mixup_inference.models import from_pretrained
+from mixup_inference.registry import is_code
+from mixup_inference.utils.io import expanded
 from mixup_inference.utils.text import plain
-
-if TYPE_CHECKING:
-    from mixup_inference.experiments import Spec
 
 
 def knowing_section(one: OneModel) -> dict[str, Any] | None:
@@ -83,7 +85,7 @@ def _attacks(one: OneModel) -> list[dict[str, Any]]:
         asked.append({"attack": "eot-pgd"})
     out: list[dict[str, Any]] = []
     for document in asked:
-        ours = not get_attack(document["attack"], allow_code=True).is_external
+        ours = not get_attack(document["attack"]).is_external
         full = document | (_known(document, steps) if ours else {}) | _known(document, settings)
         if document["attack"] == "transfer":
             full["surrogates"] = [f"surrogate-{i + 1}" for i in range(len(one.surrogate))]
@@ -94,7 +96,7 @@ def _attacks(one: OneModel) -> list[dict[str, Any]]:
 
 def _known(document: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Those of the settings that an attack has; another library's is handed all of them."""
-    kind = get_attack(document["attack"], allow_code=True)
+    kind = get_attack(document["attack"])
     if kind.is_external:
         return settings
     return {key: value for key, value in settings.items() if key in kind.defaults}
@@ -109,11 +111,21 @@ def refuse_others(one: OneModel, allowed: set[str] | None, *, never: Collection[
         raise InputError(f"{names} would be ignored here; leave it out.")
 
 
+def load_code(one: OneModel) -> None:
+    """Load the defence and the attacks that are given as ``package.module:attribute``.
+
+    To type such a name is to allow its code, so no --allow-code is needed.
+    """
+    if is_code(one.defense):
+        DEFENSES.load(one.defense)
+    for name in one.attack:
+        if is_code(name) and not is_library(name):
+            ATTACKS.load(name)
+
+
 def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
     """The experiment that the options describe, with so many points to tune on."""
-    from mixup_inference.evaluation.grid_search import in_words  # noqa: PLC0415
-    from mixup_inference.experiments import check_spec  # noqa: PLC0415
-
+    load_code(one)
     if spec is not None:
         raise InputError(f"give either an experiment ({spec}) or --data and a model, not both.")
     if one.data is None:
@@ -171,7 +183,6 @@ def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
         "adaptive": knowing_section(one),
         "rows": rows,
     }
-    # A factory that is given by hand is the user's own act.
     spec_of_it = check_spec(document, source="options", allow_code=True)
     refuse_useless(one, spec_of_it)
     return spec_of_it
@@ -179,8 +190,6 @@ def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
 
 def _name_of(weights: str | None) -> str:
     """What to call a model of which there is only a file or a folder."""
-    from mixup_inference.utils.io import expanded  # noqa: PLC0415 (--help must not wait for torch)
-
     path = expanded(str(weights)).resolve()
     return plain(path.parent.name if path.name == "model.safetensors" else path.stem)
 
@@ -200,8 +209,6 @@ def _network(one: OneModel) -> dict[str, Any] | None:
 
 def _size_of(weights: str | None) -> int | None:
     """The side of the images that a checkpoint of ours was trained on."""
-    from mixup_inference.models import from_pretrained  # noqa: PLC0415
-
     config: dict[str, Any] = getattr(from_pretrained(str(weights)), "config", {})
     return config.get("size")
 

@@ -97,7 +97,7 @@ class OneModel:
     "Number of classes of the model, if it is not that of the data."
 
     defense: str = "mi-ol"
-    "none, mi-ol, mi-pl, mi-combined, gaussian, rotation, resize-pad or crop-resize."
+    "Name of a defence (below), or package.module:factory for your own."
 
     lam: float | None = None
     "Mixing ratio of mi-ol and mi-pl."

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from mixup_inference.cli.evaluate_options import make_spec, refuse_knowing, refuse_others
+from mixup_inference.cli.evaluate_options import load_code, make_spec, refuse_knowing, refuse_others
 from mixup_inference.cli.options import POINTS, OneModel
 from mixup_inference.cli.run import open_experiment
 from mixup_inference.defenses import write_preset
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 def tune_one(name: str | None, one: OneModel, loss: float, common: Common) -> None:
     """Tune one defence for one model, of an experiment or of the user's own."""
     check_number(loss, what="--loss / 100", least=0, most=1)
+    load_code(one)
     grid_of(one.defense)  # complains before anything is made
     allowed = {"model", "defense"} if one.data is None else None
     refuse_others(one, allowed, never={"lam", "setting", "preset"})

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mixup_inference.datasets import LabelledImages
 from mixup_inference.defenses import MixupInference, images_at_once
+from mixup_inference.detection import SCORES
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.evaluation.callback import Column
 from mixup_inference.evaluation.detection import (
@@ -66,6 +67,8 @@ def _of_model(experiment: Experiment, name: str, *, tradeoffs: bool) -> dict[str
         "lams": list(figures.lams),
     }
 
+    scores = {name: code_hash(SCORES[name].function) for name in SCORES}
+
     def part(what: str, identity: dict[str, Any], code: Any, compute: Callable[[], Any]) -> Any:
         code = {"code": code_hash(code, "experiments/analysis.py")}
         whole = {"what": what, **common, **identity, **code}
@@ -87,7 +90,7 @@ def _of_model(experiment: Experiment, name: str, *, tradeoffs: bool) -> dict[str
         ),
         "detection": part(
             "detection",
-            attacks | {"calibration": experiment.data.hash_of("calibration")},
+            attacks | {"calibration": experiment.data.hash_of("calibration"), "scores": scores},
             measure_detection,
             lambda: _detection(experiment, name, steps),
         ),

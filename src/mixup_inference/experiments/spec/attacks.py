@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from mixup_inference.attacks import attack_title, get_attack, suite
 from mixup_inference.errors import InputError
@@ -44,9 +44,8 @@ class AdaptiveAttackSpec(Table):
         )
 
     @model_validator(mode="after")
-    def _valid(self, info: ValidationInfo) -> AdaptiveAttackSpec:
-        allow_code = bool((info.context or {}).get("allow_code"))
-        entry = get_attack(self.attack, allow_code=allow_code)
+    def _valid(self) -> AdaptiveAttackSpec:
+        entry = get_attack(self.attack)
         if self.surrogates and not entry.surrogates:
             raise InputError(f"surrogates are for transfer, not for {self.attack}.")
         entry.check(self.settings)
