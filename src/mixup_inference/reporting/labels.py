@@ -27,7 +27,7 @@ def objective_title(name: str) -> str:
 
 def uses_mixup(objective: str | None) -> bool:
     """Whether an objective trains on mixtures of images."""
-    return objective in OBJECTIVES and OBJECTIVES[objective].uses_mixup
+    return objective is not None and objective in OBJECTIVES and OBJECTIVES[objective].uses_mixup
 
 
 def without_mixup(objective: str) -> list[str]:
