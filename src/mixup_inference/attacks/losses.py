@@ -1,8 +1,8 @@
-"""What an attacker climbs: losses of K draws' predictions, one value a point.
+"""Objectives of attacks: losses of the predictions of K draws, one value per point.
 
-All take log-probabilities of shape (points, draws, classes), the true labels, and the classes to
-go towards if the attack is targeted; larger is better for the attacker. ``mean-ce`` averages the
-draws' losses. The others are losses of the averaged prediction, which is what a defence answers.
+All take log-probabilities of shape (points, draws, classes), the true labels, and the target
+classes if the attack is targeted; larger is better for the attacker. ``mean-ce`` averages the
+losses of the draws. The others are losses of the averaged prediction, the answer of a defence.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ def cross_entropy(log_p: Tensor, y: Tensor, target: Tensor | None) -> Tensor:
 
 
 def mean_cross_entropy(log_p: Tensor, y: Tensor, target: Tensor | None) -> Tensor:
-    """The mean over draws of each one's cross-entropy."""
+    """Mean over the draws of their cross-entropies."""
     return _towards(log_p.mean(1), y, target)
 
 
 def margin(log_p: Tensor, y: Tensor, target: Tensor | None) -> Tensor:
-    """By how much the best wrong class leads in the mean prediction, as probabilities."""
+    """Lead of the best wrong class in the mean prediction, in probability."""
     return _lead(mean_prediction(log_p).exp(), y, target)
 
 
 def log_margin(log_p: Tensor, y: Tensor, target: Tensor | None) -> Tensor:
-    """By how much the best wrong class leads in the logarithm of the mean prediction.
+    """Lead of the best wrong class in the logarithm of the mean prediction.
 
-    For a model without randomness that is the difference of logits.
+    For a model without randomness this is the difference of logits.
     """
     return _lead(mean_prediction(log_p), y, target)
 
 
 def dlr(log_p: Tensor, y: Tensor, target: Tensor | None) -> Tensor:
-    """The difference of logits ratio (Croce and Hein, 2020), with log-probabilities as logits.
+    """Difference of logits ratio (Croce and Hein, 2020), with log-probabilities as logits.
 
     It is the same for logits and for their log-softmax. It divides by the distance from the first
     to the third class, or, targeted, to the mean of the third and fourth. With too few classes for
@@ -71,7 +71,7 @@ LOSSES: dict[str, Loss] = {
 
 
 def get_loss(name: str) -> Loss:
-    """A loss by its name."""
+    """Return a loss by its name."""
     if not isinstance(name, str) or name not in LOSSES:
         raise unknown_name("loss", name, LOSSES)
     return LOSSES[name]
@@ -86,7 +86,7 @@ def _towards(log_p: Tensor, y: Tensor, target: Tensor | None) -> Tensor:
 
 
 def _lead(values: Tensor, y: Tensor, target: Tensor | None) -> Tensor:
-    """The best class other than y against y, or the target against the best other class."""
+    """Return the lead of the best class over y, or of the target over the best other class."""
     if values.shape[1] < 2:
         raise InputError("a margin needs at least two classes.")
     one = y if target is None else target

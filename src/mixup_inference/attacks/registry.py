@@ -104,27 +104,22 @@ class AttackEntry:
         """Whether it makes sense for a defence of this name."""
         return self.target in _targets(defense)
 
-    def check_names(self, settings: Mapping[str, Any]) -> None:
-        """Refuse settings that it does not have, and missing ones without a default."""
-        known = self.defaults
-        for key in [key for key, value in known.items() if value is inspect.Parameter.empty]:
-            if key not in settings:
-                raise InputError(f"the attack {self.name} needs the setting {key}.")
-        parameters = inspect.signature(self.function).parameters.values()
-        if self.is_external or any(p.kind is p.VAR_KEYWORD for p in parameters):
-            return
-        for key in settings.keys() - known.keys():
-            raise unknown_name(f"setting of the attack {self.name}:", key, known)
-
     def check(self, settings: Mapping[str, Any]) -> None:
         """Check names, types and counts of settings against the signature; nothing is run."""
-        self.check_names(settings)
         for key in settings.keys() & set(self.counts):
             check_int(settings[key], what=key, least=1)
         if self.is_external:
             check_peer(self.name, {key: settings[key] for key in settings if key != "draws"})
-        else:
-            check_types(self.function, settings)
+            return
+        known = self.defaults
+        parameters = inspect.signature(self.function).parameters.values()
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            for key in settings.keys() - known.keys():
+                raise unknown_name(f"setting of the attack {self.name}:", key, known)
+        for key, default in known.items():
+            if default is inspect.Parameter.empty and key not in settings:
+                raise InputError(f"the attack {self.name} needs the setting {key}.")
+        check_types(self.function, settings)
 
 
 def _targets(defense: str) -> set[str]:
@@ -140,86 +135,29 @@ def _targets(defense: str) -> set[str]:
 
 
 ATTACKS: Registry[AttackEntry] = Registry("attack", AttackEntry)
+_STEPS, _RESTARTS = ("steps", "draws"), ("steps", "draws", "restarts")
 _MIXUP = "is made for the defences mi-ol and mi-pl"
+# fmt: off
 for _entry in (
-    AttackEntry(
-        "oblivious",
-        transfer,
-        threat_model="oblivious",
-        title="oblivious PGD-{steps}",
-        counts=("steps", "draws"),
-    ),
-    AttackEntry(
-        "transfer",
-        transfer,
-        threat_model="transfer",
-        title="transfer PGD-{steps}",
-        counts=("steps", "draws"),
-        surrogates=True,
-        requires="needs other models to craft examples on",
-    ),
-    AttackEntry(
-        "official-adaptive",
-        official_adaptive,
-        threat_model="official",
-        title="published adaptive PGD-{steps}",
-        counts=("steps", "samples"),
-        target="mixup",
-        norms=("linf",),
-        requires=f"{_MIXUP} and the norm linf",
-    ),
-    AttackEntry(
-        "paper-adaptive",
-        paper_adaptive,
-        threat_model="paper",
-        title="paper's adaptive PGD-{steps}",
-        counts=("steps", "samples"),
-        target="mixup",
-        requires=_MIXUP,
-    ),
-    AttackEntry(
-        "eot-pgd",
-        eot_pgd,
-        threat_model="eot",
-        title="EOT-PGD-{steps}",
-        counts=("steps", "draws", "restarts"),
-    ),
-    AttackEntry(
-        "apgd",
-        apgd_eot,
-        threat_model="eot",
-        title="APGD-{loss}-{steps}",
-        counts=("steps", "draws", "restarts"),
-        suite_settings={"loss": "dlr"},
-    ),
-    AttackEntry(
-        "detector-aware",
-        detector_aware,
-        threat_model="detector",
-        title="detector-aware PGD-{steps}",
-        counts=("steps", "draws"),
-        target="detector",
-        requires="is made for the defence mi-combined",
-    ),
-    AttackEntry(
-        "square",
-        square_eot,
-        threat_model="black-box",
-        title="Square-{queries}",
-        counts=("queries", "draws"),
-    ),
-    AttackEntry(
-        "frozen",
-        frozen,
-        threat_model="frozen",
-        title="frozen PGD-{steps}",
-        counts=("steps", "draws", "restarts"),
-        target="random",
-        requires="needs a randomised defence",
-        worst_case=False,
-    ),
+    AttackEntry("oblivious", transfer, "oblivious", "oblivious PGD-{steps}", _STEPS),
+    AttackEntry("transfer", transfer, "transfer", "transfer PGD-{steps}", _STEPS, surrogates=True,
+                requires="needs other models to craft examples on"),
+    AttackEntry("official-adaptive", official_adaptive, "official",
+                "published adaptive PGD-{steps}", ("steps", "samples"), target="mixup",
+                norms=("linf",), requires=f"{_MIXUP} and the norm linf"),
+    AttackEntry("paper-adaptive", paper_adaptive, "paper", "paper's adaptive PGD-{steps}",
+                ("steps", "samples"), target="mixup", requires=_MIXUP),
+    AttackEntry("eot-pgd", eot_pgd, "eot", "EOT-PGD-{steps}", _RESTARTS),
+    AttackEntry("apgd", apgd_eot, "eot", "APGD-{loss}-{steps}", _RESTARTS,
+                suite_settings={"loss": "dlr"}),
+    AttackEntry("detector-aware", detector_aware, "detector", "detector-aware PGD-{steps}", _STEPS,
+                target="detector", requires="is made for the defence mi-combined"),
+    AttackEntry("square", square_eot, "black-box", "Square-{queries}", ("queries", "draws")),
+    AttackEntry("frozen", frozen, "frozen", "frozen PGD-{steps}", _RESTARTS, target="random",
+                worst_case=False, requires="needs a randomised defence"),
 ):
     ATTACKS.add(replace(_entry, suite="standard"))
+# fmt: on
 
 
 def is_library(name: str) -> bool:
@@ -280,14 +218,12 @@ def run_attack(
 ) -> AttackResult:
     """Run an attack by its name; unknown settings are refused with the nearest known name."""
     entry = get_attack(name)
-    entry.check_names(settings)
-    if entry.is_external:
-        theirs = {key: value for key, value in settings.items() if key != "draws"}
-        draws = {key: value for key, value in settings.items() if key == "draws"}
-        options |= {"attack": name, "settings": theirs, **draws}
-    elif is_custom(entry.function):
+    entry.check(settings)
+    if is_custom(entry.function):
         return run_custom(name, entry.function, defense, x, y, settings, parse_options(options))
-    else:
-        options |= settings
-    result: AttackResult = entry.function(defense, x, y, **options)
+    if entry.is_external:
+        theirs = {key: settings[key] for key in settings if key != "draws"}
+        draws = {key: settings[key] for key in settings if key == "draws"}
+        settings = {"attack": name, "settings": theirs, **draws}
+    result: AttackResult = entry.function(defense, x, y, **settings, **options)
     return result
