@@ -42,7 +42,7 @@ THREAT_MODELS = {
     "eot": "Adaptive (EOT)",
     "black-box": "Black-box",
     "peer": "Other libraries",
-    "custom": "Your own",
+    "custom": "Custom",
     "detector": "Detector-aware",
     "frozen": "Known seed",
 }
