@@ -20,6 +20,7 @@ from mixup_inference import (
     Uniform,
     evaluate,
 )
+from mixup_inference.defenses import mean_prediction
 from mixup_inference.defenses.label_distribution import label_distribution
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.models.call import count_passes
@@ -130,7 +131,7 @@ def raw(mi, x, index):
     """What the logarithm is taken of, before it is clamped and normalised."""
     look = mi.base_log_probs(x).argmax(1)
     numbers = mi.numbers(x, index)
-    p = super(MixupInference, mi).average(x, look, numbers).exp()
+    p = mean_prediction(mi.average(x, look, numbers, reduce=None)).exp()
     if mi.predictions is None:
         return p
     mi.prepare()
@@ -219,7 +220,8 @@ def test_gradients_are_those_of_the_mean_prediction(better):
     if mi.predictions is None:
         return
     leaf = X.clone().requires_grad_()
-    plain = super(MixupInference, mi).average(leaf, MODEL(X).argmax(1), mi.numbers(X, INDEX)).exp()
+    drawn = mi.average(leaf, MODEL(X).argmax(1), mi.numbers(X, INDEX), reduce=None)
+    plain = mean_prediction(drawn).exp()
     p = plain - (plain - raw(mi, X, INDEX)).detach()
     p = p.clamp(min=1e-300)
     (expected,) = torch.autograd.grad((p / p.sum(1, keepdim=True))[:, 0].sum(), leaf)

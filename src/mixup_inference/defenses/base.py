@@ -7,8 +7,9 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial, wraps
 from types import NoneType
-from typing import Any, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from mixup_inference.validation import check_images, check_index, check_int
 #: Default size of a chunk, in pixels (channels included): 1,024 images of CIFAR's size.
 CHUNK_PIXELS = 1024 * 3 * 32 * 32
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -50,6 +52,50 @@ class Options(TypedDict, total=False):
 def images_at_once(images: Tensor, most: int = 1024) -> int:
     """How many of these images to pass through F at once: what 1,024 CIFAR images fill."""
     return min(most, max(1, CHUNK_PIXELS // images[0].numel()))
+
+
+def mean_prediction(log_probs: Tensor) -> Tensor:
+    """The log of the mean over draws of the probabilities, (..., draws, classes) to (..., classes).
+
+    With log-sum-exp, so that gradients survive where probabilities underflow.
+    """
+    return torch.logsumexp(log_probs, dim=-2) - math.log(log_probs.shape[-2])
+
+
+def halve_chunk_on_oom(
+    method: Callable[Concatenate[Any, Tensor, P], T],
+) -> Callable[Concatenate[Any, Tensor, P], T]:
+    """Call a defence's method on images; on out-of-memory, halve its chunk size and retry.
+
+    The draws stay the same. Other modules have no chunk size, and the error is raised.
+    """
+
+    @wraps(method)
+    def retried(defense: Any, x: Tensor, /, *args: P.args, **options: P.kwargs) -> T:
+        calls = getattr(defense, "calls", 0)
+        while True:
+            try:
+                return method(defense, x, *args, **options)
+            except (RuntimeError, MemoryError) as error:
+                ours = isinstance(defense, Defense) and _is_out_of_memory(error)
+                if not (ours and defense.halve_chunk(x)):
+                    raise
+            # Outside of the handler the error is gone, and with it the memory that it held on to.
+            defense.calls = calls
+
+    return retried
+
+
+@halve_chunk_on_oom
+def within_memory(defense: nn.Module, x: Tensor, compute: Callable[[], T]) -> T:  # noqa: ARG001
+    """Call ``compute``, which depends on a defence's chunk size; see ``halve_chunk_on_oom``."""
+    return compute()
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether torch or Python could not get memory, on a GPU or a CPU."""
+    known = (torch.OutOfMemoryError, MemoryError)
+    return isinstance(error, known) or "can't allocate memory" in str(error)
 
 
 class Defense(nn.Module):
@@ -120,11 +166,40 @@ class Defense(nn.Module):
         """
         check_images(x)
         numbers = self.numbers(x, index, stream, draws=draws)
-        return self._by_blocks(x, self.condition(x), numbers, lambda log_probs: log_probs)
+        return self.average(x, self.condition(x), numbers, reduce=None)
 
-    def average(self, x: Tensor, given: Tensor | None, numbers: Draws) -> Tensor:
-        """Log mean softmax over these draws, where ``given`` is ``condition(x)``."""
-        return self._by_blocks(x, given, numbers, mean_prediction)
+    @halve_chunk_on_oom
+    def average(
+        self,
+        x: Tensor,
+        given: Any,
+        numbers: Draws,
+        *,
+        reduce: Callable[[Tensor], Tensor] | None = mean_prediction,
+    ) -> Tensor:
+        """Log mean softmax over these draws, where ``given`` is ``condition(x)``.
+
+        F sees blocks of samples x draws that fit the chunk. ``reduce`` is applied to the
+        log-probabilities (samples, draws, classes) of some samples at a time; None keeps all draws.
+        """
+        chunk = self._chunk_size(x)
+        samples, all_k = max(1, chunk // len(numbers.k)), numbers.k.split(chunk)
+        out = []
+        with _graph_for(x):
+            block = _recomputed(self._block, alone=len(x) <= samples and len(all_k) == 1)
+            for first in range(0, len(x), samples):
+                rows, blocks = slice(first, first + samples), []
+                for k in all_k:
+                    known = None if given is None else given[rows]
+                    blocks.append(block(x[rows], known, numbers.at(rows, k)))
+                drawn = torch.cat(blocks, dim=1)
+                out.append(drawn if reduce is None else reduce(drawn))
+            mean = torch.cat(out)
+            return mean if reduce is None else self.correct(mean, given, numbers)
+
+    def correct(self, log_mean: Tensor, given: Any, numbers: Draws) -> Tensor:  # noqa: ARG002
+        """The mean prediction, corrected where a defence has a better estimate."""
+        return log_mean
 
     def numbers(
         self,
@@ -143,17 +218,13 @@ class Defense(nn.Module):
         """The averaged softmax prediction, shape (batch, classes)."""
         return torch.exp(self(x, index=index, stream=stream))
 
+    @halve_chunk_on_oom
     def base_log_probs(self, x: Tensor) -> Tensor:
         """Log softmax F(x) on the input itself, in chunks."""
-
-        def compute() -> Tensor:
-            parts = x.split(self._chunk_size(x))
-            return torch.cat(
-                [_recomputed(self._classify, part, alone=len(parts) == 1) for part in parts]
-            )
-
+        parts = x.split(self._chunk_size(x))
         with _graph_for(x):
-            return within_memory(self, x, compute)
+            classify = _recomputed(self._classify, alone=len(parts) == 1)
+            return torch.cat([classify(part) for part in parts])
 
     # Seeds, copies and set-up
 
@@ -230,36 +301,6 @@ class Defense(nn.Module):
         count = self.draws if draws is None else check_int(draws, what="draws", least=1)
         return torch.arange(count, device=x.device)
 
-    def _by_blocks(
-        self,
-        x: Tensor,
-        given: Tensor | None,
-        numbers: Draws,
-        reduce: Callable[[Tensor], Tensor],
-    ) -> Tensor:
-        """Reduce the log-probabilities (samples, draws, classes) of some samples at a time.
-
-        F sees blocks of samples x draws that fit the chunk.
-        """
-
-        def compute() -> Tensor:
-            chunk = self._chunk_size(x)
-            samples, all_k = max(1, chunk // len(numbers.k)), numbers.k.split(chunk)
-            alone = x.shape[0] <= samples and len(all_k) == 1
-
-            out = []
-            for first in range(0, x.shape[0], samples):
-                rows = slice(first, first + samples)
-                some = x[rows], None if given is None else given[rows]
-                blocks = (
-                    _recomputed(self._block, *some, numbers.at(rows, k), alone=alone) for k in all_k
-                )
-                out.append(reduce(torch.cat(list(blocks), dim=1)))
-            return torch.cat(out)
-
-        with _graph_for(x):
-            return within_memory(self, x, compute)
-
     def _block(self, x: Tensor, given: Tensor | None, numbers: Draws) -> Tensor:
         """Log-probabilities of some draws of some samples, shape (samples, draws, classes)."""
         with timed(Stage.MIXING):
@@ -302,50 +343,17 @@ class Defense(nn.Module):
         return True
 
 
-def within_memory(defense: nn.Module, x: Tensor, compute: Callable[[], T]) -> T:
-    """Call ``compute``; on out-of-memory, halve the defence's chunk size and retry.
-
-    The draws stay the same. Other modules have no chunk size, and the error is raised.
-    """
-    if not isinstance(defense, Defense):
-        return compute()
-    calls = defense.calls
-    while True:
-        try:
-            return compute()
-        except (RuntimeError, MemoryError) as error:
-            if not (_is_out_of_memory(error) and defense.halve_chunk(x)):
-                raise
-        # Outside of the handler the error is gone, and with it the memory that it held on to.
-        defense.calls = calls
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether torch or Python could not get memory, on a GPU or a CPU."""
-    known = (torch.OutOfMemoryError, MemoryError)
-    return isinstance(error, known) or "can't allocate memory" in str(error)
-
-
 def _graph_for(x: Tensor) -> torch.set_grad_enabled:
     """Build a graph only when gradients with respect to x are asked for."""
     return torch.set_grad_enabled(torch.is_grad_enabled() and x.requires_grad)
 
 
-def _recomputed(function: Callable[..., Tensor], *args: Any, alone: bool) -> Tensor:
-    """Call a function of one chunk; when a graph is built, recompute it in the backward pass.
+def _recomputed(function: Callable[..., Tensor], *, alone: bool) -> Callable[..., Tensor]:
+    """A function of one chunk that, where a graph is built, is recomputed in the backward pass.
 
     So the activations of one chunk at a time are in memory, in the backward pass too. A chunk
     that is alone is not recomputed: nothing would be saved.
     """
     if alone or not torch.is_grad_enabled():
-        return function(*args)
-    out: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
-    return out
-
-
-def mean_prediction(log_probs: Tensor) -> Tensor:
-    """The log of the mean over draws of the probabilities, (..., draws, classes) to (..., classes).
-
-    With log-sum-exp, so that gradients survive where probabilities underflow.
-    """
-    return torch.logsumexp(log_probs, dim=-2) - math.log(log_probs.shape[-2])
+        return function
+    return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)

@@ -91,6 +91,11 @@ class CombinedInference(EarlyStopping):
         return self.detector.halve_chunk(x) | self.defender.halve_chunk(x)
 
     @timed(Stage.AVERAGING)
+    def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
+        """The log of the prediction, shape (batch, classes)."""
+        return self._predict(check_images(x), index, stream, self.stop_for(x))[0]
+
+    @timed(Stage.AVERAGING)
     def draw(
         self, x: Tensor, draws: int, *, index: Tensor | None = None, stream: str | int = 0
     ) -> Tensor:

@@ -48,12 +48,9 @@ class EarlyStopping(Defense):
         self.stop: Stop | None = stop
         self.error = check_number(error, what="error", least=1e-12, most=0.5)
 
-    @timed(Stage.AVERAGING)
-    def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
-        """The log of the prediction, shape (batch, classes)."""
-        check_images(x)
-        wants_gradient = x.requires_grad and torch.is_grad_enabled()
-        return self._predict(x, index, stream, None if wants_gradient else self.stop)[0]
+    def stop_for(self, x: Tensor) -> Stop | None:
+        """The rule by which to stop; none where gradients are asked for."""
+        return None if x.requires_grad and torch.is_grad_enabled() else self.stop
 
     @timed(Stage.AVERAGING)
     @torch.no_grad()

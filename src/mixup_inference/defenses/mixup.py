@@ -89,6 +89,13 @@ class MixupInference(EarlyStopping):
         self.control_variate = bool(control_variate)
         self.predictions = ControlVariate(pool, self.p_s) if control_variate else None
 
+    @timed(Stage.AVERAGING)
+    def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
+        """Log F_MI(x), shape (batch, classes); the mean of fewer draws where ``stop`` allows it."""
+        if self.stop_for(check_images(x)) is not None:
+            return self.decide(x, index=index, stream=stream)[0]
+        return self.average(x, self.condition(x), self.numbers(x, index, stream))
+
     def condition(self, x: Tensor) -> Tensor:
         """y_hat, the prediction on the input itself."""
         with torch.no_grad():
@@ -113,14 +120,12 @@ class MixupInference(EarlyStopping):
             return torch.full_like(chosen, self.lam, dtype=torch.float64), chosen
         return self.lam.quantile(uniform(_RATIO)), chosen
 
-    def average(self, x: Tensor, given: Tensor | None, numbers: Draws) -> Tensor:
-        """Log F_MI over these draws, where y_hat is given; with the control variate, corrected."""
-        out = super().average(x, given, numbers)
+    def correct(self, log_mean: Tensor, y_hat: Tensor, numbers: Draws) -> Tensor:
+        """Log F_MI; with the control variate, corrected."""
         if self.predictions is None:
-            return out
-        assert given is not None
+            return log_mean
         self.prepare()
-        return self.predictions.correct(out, given, *self.partners(given, numbers))
+        return self.predictions.correct(log_mean, y_hat, *self.partners(y_hat, numbers))
 
     @timed(Stage.AVERAGING)
     def log_probs(
