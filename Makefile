@@ -5,10 +5,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
+DOCS   := .venv-docs
+FRESH  := .venv-release
 TORCH  := torch==2.13.0
 SPEC   ?= digits
 
-.PHONY: help run test slow bench lint format clean
+.PHONY: help run test slow bench lint format docs pages cards release-check clean
 
 help:
 	@echo "make run     set up, then run the digits experiment (SPEC=name or file for another)"
@@ -17,6 +19,10 @@ help:
 	@echo "make bench   measure speed against the limit and against peers (some minutes)"
 	@echo "make lint    formatting, lint, types, import layers"
 	@echo "make format  apply the formatter"
+	@echo "make docs    build the documentation into site/"
+	@echo "make pages   fill the README and the results pages from results/"
+	@echo "make cards   write the cards of the shipped models (needs CIFAR-10 and CIFAR-100)"
+	@echo "make release-check  build sdist and wheel, and try the wheel in an empty environment"
 	@echo "make clean   remove .venv and caches (runs/ is kept)"
 
 # torch comes first and with its own dependencies, because its builds differ between sources;
@@ -57,5 +63,36 @@ format: $(VENV)/.dev-ready
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
+# The site needs neither torch nor the package: the API reference is read from the source.
+$(DOCS)/.ready: requirements/docs.lock
+	@$(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes -r $<
+	@touch $@
+
+docs: $(DOCS)/.ready
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	@$(DOCS)/bin/python tools/check_site.py site
+	@echo "site/index.html"
+
+pages: $(VENV)/.run-ready
+	@$(BIN)/python tools/page.py
+
+cards: $(VENV)/.run-ready
+	@$(BIN)/python tools/cards.py
+
+# The wheel is built from the sdist, so that both are whole.
+release-check: $(VENV)/.run-ready
+	@rm -rf dist build $(FRESH)
+	@$(BIN)/python -c "from setuptools.build_meta import build_sdist; build_sdist('dist')" > /dev/null
+	@$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+	@$(PYTHON) -m venv $(FRESH)
+	@$(FRESH)/bin/python -m pip --disable-pip-version-check install --quiet $(TORCH)
+	@$(FRESH)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes \
+		-r requirements/run.lock
+	@$(FRESH)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps dist/*.whl
+	@cd $(FRESH) && bin/mixup-inference run digits --smoke --quiet && test -s runs/digits-smoke/report.html
+	@ls -l dist
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist src/*.egg-info
+	rm -rf $(VENV) $(DOCS) $(FRESH) site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \
+		build dist src/*.egg-info

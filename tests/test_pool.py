@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from mixup_inference import InputError, MixupInference, Pool, create_model
 from mixup_inference.draws import Draws, make_key
+from mixup_inference.pool import mix
 
 
 def images(count=12, dtype=torch.float32):
@@ -144,3 +145,30 @@ def test_a_million_images_on_disk_are_not_read(tmp_path):
 def test_errors_say_what_was_wrong(make, words):
     with pytest.raises(InputError, match=words):
         make()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_mixing_is_bit_for_bit_what_weights_and_counts_were_made_with(dtype):
+    """In training and theory the plain expression, in the defence the one in place."""
+    generator = torch.Generator().manual_seed(0)
+    x, x_s = (torch.rand(9, n, 3, 8, 8, generator=generator).to(dtype) for n in (1, 7))
+    lam = torch.rand(9, 7, 1, 1, 1, generator=generator).to(dtype)
+    plain = lam * x + (1 - lam) * x_s
+    kept = x_s.clone()
+    assert torch.equal(mix(x, x_s, lam), plain)
+    assert torch.equal(mix(x, x_s, 0.3), 0.3 * x + (1 - 0.3) * x_s)
+    assert torch.equal(x_s, kept)
+    expected = x_s.clone().mul_(1 - lam).addcmul_(lam, x)
+    mixed = mix(x, x_s, lam, in_place=True)
+    assert mixed is x_s
+    assert torch.equal(mixed, expected)
+    torch.testing.assert_close(mixed, plain)
+
+
+def test_the_gradient_of_mixing_is_lam():
+    for in_place in (False, True):
+        x = torch.rand(2, 1, 1, 2, 2, requires_grad=True)
+        lam = torch.rand(2, 3, 1, 1, 1)
+        mixed = mix(x, torch.rand(2, 3, 1, 2, 2), lam, in_place=in_place)
+        (gradient,) = torch.autograd.grad(mixed.sum(), x)
+        torch.testing.assert_close(gradient, lam.sum(1, keepdim=True).expand_as(x))

@@ -1,26 +1,59 @@
-"""The gap between before and after mixup inference as a detector of adversarial inputs."""
+"""Detection of adversarial inputs: the detector of Section 3.2, and scores in general."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.defenses.base import Options
-from mixup_inference.defenses.early_stopping import Stop
-from mixup_inference.defenses.mixup import (
-    Convention,
-    MixupInference,
-    Ratio,
-    Sampling,
-    check_convention,
-    gap,
-)
+from mixup_inference.defenses.early_stopping import until_side
+from mixup_inference.defenses.gap import Convention, check_convention, gap
+from mixup_inference.defenses.mixup import MixupInference, MixupOptions, Ratio
 from mixup_inference.errors import InputError
 from mixup_inference.metrics.roc import conformal_threshold
 from mixup_inference.pool import Pool
+from mixup_inference.registry import Registry
 from mixup_inference.validation import check_images, check_number
+
+
+@dataclass(frozen=True)
+class ScoreEntry:
+    """A detection score; larger = more suspicious.
+
+    Attributes:
+        name: in results and legends.
+        function: of log F(x), shape (inputs, classes); if there is a ``defense``, also of its
+            log-probabilities. Returns one number for each input.
+        title: what it measures, in a few words.
+        defense: the defence, with a mixing ratio ``lam``, whose answer is compared.
+    """
+
+    name: str
+    function: Callable[..., Tensor]
+    title: str = ""
+    defense: Literal["mi-pl", "mi-ol"] | None = None
+
+
+SCORES = Registry("detection score", ScoreEntry)
+
+SCORES.add(ScoreEntry("MI-PL", gap, "fall of the confidence under MI-PL", "mi-pl"))
+SCORES.add(ScoreEntry("MI-OL", gap, "fall of the confidence under MI-OL", "mi-ol"))
+
+
+@SCORES.register("low confidence", title="1 - max F(x)")
+def low_confidence(log_p: Tensor) -> Tensor:
+    """1 - max F(x)."""
+    return 1 - log_p.double().exp().amax(1)
+
+
+@SCORES.register("entropy", title="entropy of F(x)")
+def entropy(log_p: Tensor) -> Tensor:
+    """-sum F(x) log F(x)."""
+    out: Tensor = torch.special.entr(log_p.double().exp()).sum(1)
+    return out
 
 
 class MixupDetector(nn.Module):
@@ -52,24 +85,10 @@ class MixupDetector(nn.Module):
         lam: Ratio = 0.5,
         threshold: float | None = None,
         convention: Convention = "paper",
-        sampling: Sampling = "independent",
-        control_variate: bool = False,
-        stop: Stop | None = None,
-        error: float = 0.05,
-        **options: Unpack[Options],
+        **options: Unpack[MixupOptions],
     ) -> None:
         super().__init__()
-        self.inference = MixupInference(
-            model,
-            pool,
-            labels=labels,
-            lam=lam,
-            sampling=sampling,
-            control_variate=control_variate,
-            stop=stop,
-            error=error,
-            **options,
-        )
+        self.inference = MixupInference(model, pool, labels=labels, lam=lam, **options)
         self.convention = check_convention(convention)
         self.threshold = (
             None
@@ -120,12 +139,13 @@ class MixupDetector(nn.Module):
         if self.threshold is None:
             raise InputError("the detector has no threshold; call calibrate(x_clean) first.")
         check_images(x)
-        before = self.inference.base_log_probs(x)
-        found, _, used = self.inference.gap_exceeds(
-            x, before, *self.inference.samples_of(x, index, stream), self.threshold, self.convention
-        )
+        mi, before = self.inference, self.inference.base_log_probs(x)
+        found, _, used = until_side(
+            mi, x, before, mi.numbers(x, index, stream), mi.stop,
+            threshold=self.threshold, convention=self.convention,
+        )  # fmt: skip
         return found, used
 
     def extra_repr(self) -> str:
-        """What tells this detector from another."""
+        """The settings beside those of mixup inference."""
         return f"threshold={self.threshold}, convention={self.convention!r}"

@@ -87,6 +87,13 @@ class Draws:
         """A single draw for each sample; results have one column."""
         return cls(key, index, torch.zeros(1, dtype=torch.int64, device=index.device))
 
+    def at(self, rows: slice | Tensor, k: Tensor | None = None) -> Draws:
+        """The draws of some of the samples, all of them or those with the numbers ``k``.
+
+        ``k`` of shape (rows, 1) asks for one draw of each sample.
+        """
+        return Draws(self.key, self.index[rows], self.k if k is None else k)
+
     @cached_property
     def state(self) -> Tensor:
         """The hash of (key, index, k), which all slots share; shape (samples, draws)."""

@@ -1,4 +1,4 @@
-"""The pool of clean samples p_s(x | y) that mixup inference draws from."""
+"""The pool of clean samples p_s(x | y), and the line that mixes an input with them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,20 @@ from mixup_inference.datasets import as_tensors
 from mixup_inference.draws import scale_bits
 from mixup_inference.errors import InputError
 from mixup_inference.validation import as_pixels, check_int, check_labels, check_pixels
+
+
+def mix(x: Tensor, x_s: Tensor, lam: Tensor | float, *, in_place: bool = False) -> Tensor:
+    """x~ = lam x + (1 - lam) x_s (Algorithm 1); the shapes broadcast.
+
+    ``in_place`` writes the result into ``x_s``, which saves two temporary copies. It also fuses a
+    multiplication with the addition, so the last bit of a float32 may differ.
+
+    >>> mix(torch.tensor(1.0), torch.tensor(0.0), 0.75)
+    tensor(0.7500)
+    """
+    if in_place:
+        return x_s.mul_(1 - lam).addcmul_(torch.as_tensor(lam), x)
+    return lam * x + (1 - lam) * x_s
 
 
 class Pool(nn.Module):

@@ -12,7 +12,7 @@ from mixup_inference import InputError, MixupInference, make_defense, pgd
 from mixup_inference.attacks import judge
 from mixup_inference.attacks.apgd import apgd_eot
 from mixup_inference.attacks.losses import LOSSES
-from mixup_inference.attacks.query import Victim
+from mixup_inference.attacks.query import QueryModel
 from mixup_inference.defenses import GaussianNoise
 
 torch.manual_seed(0)
@@ -211,7 +211,7 @@ def test_the_loss_of_the_result_is_not_the_luckiest(trained, parts):
     x, y = parts["test"].pixels[:150], parts["test"].labels[:150]
     defense = GaussianNoise(trained, sigma=0.4)
     out = apgd_eot(defense, x, y, eps=0.3, steps=1, draws=1, restarts=8)
-    log_p = Victim(defense, x).log_probs(out.examples, torch.arange(150), 64, "another")
+    log_p = QueryModel(defense, x).log_probs(out.examples, torch.arange(150), 64, "another")
     each = torch.stack([LOSSES["ce"](log_p[:, k : k + 1], y, None) for k in range(64)])
     error = (each.var(0).mean() / 150).sqrt()
     assert abs(float(out.loss.mean() - each.mean())) < 3 * float(error)

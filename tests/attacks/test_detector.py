@@ -11,8 +11,8 @@ from torch.nn import functional
 from mixup_inference import InputError, Pool, pgd
 from mixup_inference.attacks import eot_pgd, freeze, judge, random_targets
 from mixup_inference.attacks.detector_aware import METHODS, detector_aware, without_conflict
-from mixup_inference.attacks.threat_model import Ball, length
-from mixup_inference.defenses import CombinedInference, MixupInference
+from mixup_inference.attacks.threat_model import ThreatModel, length
+from mixup_inference.defenses import CombinedInference, Defense, MixupInference
 from mixup_inference.detection import MixupDetector
 from mixup_inference.models.call import logits_of
 
@@ -100,13 +100,13 @@ def test_until_f_is_wrong_the_selective_path_is_that_of_pgd(detector, points):
 @pytest.mark.parametrize("method", METHODS)
 def test_one_step_goes_where_the_method_says(monkeypatch, method, norm):
     looks = []
-    look = module._Gate.look
+    look = module._Gate.query
 
     def spy(self, batch, image, *rest):
         looks.append(image.detach())
         return look(self, batch, image, *rest)
 
-    monkeypatch.setattr(module._Gate, "look", spy)
+    monkeypatch.setattr(module._Gate, "query", spy)
     settings = {"eps": 0.5, "step": 0.05, "steps": 1, "draws": 3, "norm": norm}
     detector_aware(tiny(), X, Y, method=method, weight=3.0, **settings)
     start = looks[0].requires_grad_()
@@ -129,21 +129,21 @@ def test_one_step_goes_where_the_method_says(monkeypatch, method, norm):
         dot = float((one * other).sum())
         conflict = method == "orthogonal" and dot < 0
         expected.append(one - dot / float((other**2).sum()) * other if conflict else one)
-    ball = Ball(norm, 0.5)
-    after = ball.project(X, ball.move(start.detach(), torch.stack(expected), 0.05))
+    ball = ThreatModel(norm, 0.5)
+    after = ball.project(X, ball.step(start.detach(), torch.stack(expected), 0.05))
     torch.testing.assert_close(looks[1], after)
 
 
 def test_of_the_iterates_that_f_has_wrong_the_one_with_the_lowest_gap_is_kept(monkeypatch):
     seen = []
-    look = module._Gate.look
+    look = module._Gate.query
 
     def spy(self, batch, image, *rest):
         log_p, gap = look(self, batch, image, *rest)
         seen.append((image.detach(), log_p.detach()[:, 0].exp(), gap.detach()))
         return log_p, gap
 
-    monkeypatch.setattr(module._Gate, "look", spy)
+    monkeypatch.setattr(module._Gate, "query", spy)
     result = detector_aware(tiny(), X, Y, **SMALL)
     kept, stubborn = [], 0
     for point in range(9):
@@ -203,13 +203,14 @@ def test_each_point_is_attacked_on_its_own(make):
 @pytest.mark.parametrize("make", [tiny, lambda: CombinedInference(MODEL, POOL, draws=7)])
 def test_draws_are_fresh_and_never_those_of_the_judge(monkeypatch, make):
     seen = []
-    blocks = MixupInference._blocks
+    stream = Defense._stream
 
-    def spy(self, x, look, stream, *rest):
-        seen.append((id(self), *stream))
-        return blocks(self, x, look, stream, *rest)
+    def spy(self, *args):
+        name, index = stream(self, *args)
+        seen.append((id(self), *name))
+        return name, index
 
-    monkeypatch.setattr(MixupInference, "_blocks", spy)
+    monkeypatch.setattr(Defense, "_stream", spy)
     detector_aware(make(), X, Y, repeats=2, **SMALL)
     attacks = ["attack" in name for *_, name in seen]
     judged = attacks.index(False)
@@ -311,8 +312,8 @@ def test_frozen_combined_is_attacked_on_its_own_draws(trained, pool, points):
 def test_the_gap_of_a_frozen_defence_is_the_one_that_decides_its_answer():
     combined = CombinedInference(MODEL, POOL, draws=4).frozen()
     victim = SimpleNamespace(module=combined)
-    batch = SimpleNamespace(victim=victim, seed=0, index=torch.arange(9) + 4, y=Y)
-    log_p, gap = module._gate(combined).look(batch, X, 99)
+    batch = SimpleNamespace(model=victim, seed=0, index=torch.arange(9) + 4, y=Y)
+    log_p, gap = module._gate(combined).query(batch, X, 99)
     ranked = gap.detach().sort().values
     for count in range(1, 9):  # so many stay under the threshold, and keep F's answer
         combined.threshold = float(ranked[count - 1] + ranked[count]) / 2
@@ -329,7 +330,7 @@ def test_the_gap_of_a_frozen_defence_is_the_one_that_decides_its_answer():
         ({"margin": 2}, r"margin must be in \[-1, 1\]"),
         ({"steps": -1}, "steps must be at least 0"),
         ({"draws": 0}, "draws must be at least 1"),
-        ({"schedule": "wild"}, "schedule must be one of"),
+        ({"schedule": "wild"}, "unknown schedule .wild."),
         ({"step": -0.1}, "step must be at least 0"),
         ({"eps": -1}, "eps must be at least 0"),
     ],

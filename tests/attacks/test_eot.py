@@ -23,7 +23,7 @@ from mixup_inference import (
     pgd,
 )
 from mixup_inference.attacks import (
-    Victim,
+    QueryModel,
     apgd_eot,
     base_of,
     eot_pgd,
@@ -36,9 +36,9 @@ from mixup_inference.attacks import (
     square_eot,
     transfer,
 )
-from mixup_inference.attacks.base import step_sizes
 from mixup_inference.attacks.losses import LOSSES, dlr
 from mixup_inference.attacks.query import Averaged
+from mixup_inference.attacks.threat_model import step_sizes
 from mixup_inference.defenses import mean_prediction
 
 torch.manual_seed(0)
@@ -91,7 +91,7 @@ def gradient(function, x):
 def test_the_gradient_is_that_of_the_exact_expectation_and_converges_with_the_root_of_draws():
     index = torch.arange(len(X))
     exact = gradient(lambda x: -exact_expectation(x).log().gather(1, Y[:, None]), X)
-    victim = Victim(mixup(), X)
+    victim = QueryModel(mixup(), X)
 
     def error(draws: int, repeat: int) -> float:
         def loss(x: Tensor) -> Tensor:
@@ -249,7 +249,7 @@ def test_where_randomness_comes_from_is_found_out():
         "call": Noisy(shared=True),
     }
     for kind, module in kinds.items():
-        victim = Victim(module, X)
+        victim = QueryModel(module, X)
         assert victim.kind == kind
         with torch.no_grad():
             draws = victim.log_probs(X, torch.arange(9), 4, "a")
@@ -397,12 +397,12 @@ def test_unknown_names_and_wrong_numbers_are_refused():
 
 def test_dropout_that_is_meant_to_be_random_stays_so():
     net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, 3)).eval()
-    assert Victim(net, X).kind == "fixed"
+    assert QueryModel(net, X).kind == "fixed"
     net[1].train()
-    assert Victim(net, X).kind == "rows"
+    assert QueryModel(net, X).kind == "rows"
     assert judge(net, X, Y, repeats=4).shape == (9, 4)
     net.train()  # a model that was left in training mode is not a defence
-    assert Victim(net, X).kind == "fixed"
+    assert QueryModel(net, X).kind == "fixed"
 
 
 def test_points_of_a_module_that_draws_once_a_call_are_judged_alone():
@@ -411,7 +411,7 @@ def test_points_of_a_module_that_draws_once_a_call_are_judged_alone():
     module.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
     judge(module, X, Y, repeats=2)
     assert sizes[8:] == [1] * 18  # after eight calls to find out
-    assert Victim(module, X).images(10) == 10
+    assert QueryModel(module, X).images(10) == 10
 
 
 class Sometimes(nn.Module):
@@ -437,7 +437,7 @@ class Sometimes(nn.Module):
 @pytest.mark.parametrize("probability", [0.01, 0.3, 0.99])
 def test_a_module_that_draws_is_random_also_when_its_answers_are_the_same(kind, probability):
     module = Sometimes(probability, kind)
-    assert Victim(module, X).kind == "call"
+    assert QueryModel(module, X).kind == "call"
     fooled = judge(module, X, Y, repeats=30)
     assert fooled.shape == (9, 30)
     wrong = [(MODEL(images).argmax(1) != Y).double().mean() for images in (X, X.flip(3))]
@@ -450,7 +450,7 @@ def test_a_module_that_draws_is_random_also_when_its_answers_are_the_same(kind, 
 
 def test_a_module_with_a_generator_of_its_own_cannot_be_frozen():
     module = Sometimes(0.5, "own")
-    assert Victim(module, X).is_random
+    assert QueryModel(module, X).is_random
     with pytest.raises(InputError, match="generator of its own"):
         frozen(module, X, Y, **SMALL)
 
@@ -458,7 +458,7 @@ def test_a_module_with_a_generator_of_its_own_cannot_be_frozen():
 def test_a_defence_inside_another_module_is_attacked_with_draws_of_the_attacks():
     wrapped, index = nn.Sequential(nn.Identity(), mixup()).eval(), torch.arange(9)
     calls = wrapped[1].calls
-    victim = Victim(wrapped, X)
+    victim = QueryModel(wrapped, X)
     assert victim.kind == "rows"
     looks = [victim.log_probs(X, index, 3, "look", name) for name in ("a", "a", "b")]
     assert torch.equal(looks[0], looks[1])

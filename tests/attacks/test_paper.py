@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from mixup_inference import GaussianNoise, InputError, MixupInference, Pool, pgd
-from mixup_inference.attacks import Victim, eot_pgd
+from mixup_inference.attacks import QueryModel, eot_pgd
 from mixup_inference.attacks.paper import official_adaptive, paper_adaptive
 from mixup_inference.attacks.transfer import transfer
 from mixup_inference.draws import Draws, make_key
@@ -54,7 +54,7 @@ def test_of_one_sample_both_variants_are_the_same():
 def test_perturbations_are_averaged_over_trajectories_of_their_own():
     samples, defense = 3, mixup()
     out = paper_adaptive(defense, X, Y, samples=samples, average="perturbations", **SMALL)
-    victim = Victim(defense, X)
+    victim = QueryModel(defense, X)
     start = eot_pgd(MODEL, X, Y, steps=0, eps=0.2).examples
     deltas = []
     for k in range(samples):

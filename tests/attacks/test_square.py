@@ -9,7 +9,7 @@ from torch import nn
 from mixup_inference import InputError, MixupInference, make_defense, pgd
 from mixup_inference.attacks import judge, square
 from mixup_inference.attacks.losses import LOSSES
-from mixup_inference.attacks.query import Victim
+from mixup_inference.attacks.query import QueryModel
 from mixup_inference.attacks.square import square_eot
 from mixup_inference.defenses import GaussianNoise
 
@@ -214,7 +214,7 @@ def test_new_draws_take_back_what_was_only_lucky(trained, parts, monkeypatch):
     defense = GaussianNoise(trained, sigma=0.4)
     monkeypatch.setattr(square, "REFRESH", 60)
     out = square_eot(defense, x, y, eps=0.1, queries=120, draws=1)
-    log_p = Victim(defense, x).log_probs(out.examples, torch.arange(200), 64, "another")
+    log_p = QueryModel(defense, x).log_probs(out.examples, torch.arange(200), 64, "another")
     each = torch.stack([LOSSES["log-margin"](log_p[:, k : k + 1], y, None) for k in range(64)])
     error = float((each.var(0).mean() / 200).sqrt())
     chosen, again = out.trace[59:61].tolist()  # the same images, on old draws and on new ones

@@ -10,7 +10,7 @@ import torch
 from pyautoattack.autopgd_base import APGDAttack, APGDAttack_targeted
 from pyautoattack.square import SquareAttack
 
-from mixup_inference.attacks import Ball
+from mixup_inference.attacks import ThreatModel
 from mixup_inference.attacks.apgd import apgd_eot
 from mixup_inference.attacks.square import square_eot
 from mixup_inference.models.folding import fold
@@ -43,7 +43,7 @@ def both(model, x, y, norm, loss, *, repair):
     """
     targets = (y + 1 + torch.arange(len(y)) % 9) % 10 if loss == "dlr-targeted" else None
     eps = EPS[norm] * (1 if targets is None else 1.6)
-    start = Ball(norm, eps).start(x, torch.arange(len(x)), 7)
+    start = ThreatModel(norm, eps).start(x, torch.arange(len(x)), 7)
     ours = functools.partial(apgd_eot, model, x, y, loss=loss.split("-")[0], eps=eps, norm=norm,
                              targets=targets, start=start)  # fmt: skip
     kind = APGDAttack if targets is None else APGDAttack_targeted

@@ -98,14 +98,14 @@ def test_crop_pad_moves_a_window():
 def test_each_sample_and_draw_gets_its_own_transform():
     x = X[:1].expand(5, -1, -1, -1)
     for defense in BASELINES:
-        images = defense._transform(x, None, block(5))
+        images = defense.transform(x, None, block(5))
         flat = images.flatten(0, 1).flatten(1)
         assert len(torch.unique(flat, dim=0)) > 20, defense  # of 30; sizes and places may recur
 
 
 def test_sizes_span_the_range_both_ends_included():
     defense = ResizePad(MODEL, size=(6, 8), draws=400)
-    shown = defense._transform(torch.ones(1, 1, 12, 12), None, block(1, 400))[0, :, 0]
+    shown = defense.transform(torch.ones(1, 1, 12, 12), None, block(1, 400))[0, :, 0]
     rows = (shown.amax(2) > 0).sum(1)
     assert set(rows.tolist()) == {6, 7, 8}
 
@@ -118,16 +118,16 @@ def test_fractions_and_pixels_are_the_same_thing():
 
 def test_noise_has_the_right_size():
     defense = GaussianNoise(MODEL, sigma=0.07)
-    noise = defense._transform(X, None, block(5, 200)) - X[:, None]
+    noise = defense.transform(X, None, block(5, 200)) - X[:, None]
     assert abs(float(noise.std()) - 0.07) < 0.001
     assert abs(float(noise.mean())) < 0.001
-    clipped = GaussianNoise(MODEL, sigma=0.5, clip=True)._transform(X, None, block(5))
+    clipped = GaussianNoise(MODEL, sigma=0.5, clip=True).transform(X, None, block(5))
     assert 0 <= float(clipped.min()) <= float(clipped.max()) <= 1
 
 
 @names
 def test_averages_probabilities(defense):
-    images = defense._transform(X, None, Draws(make_key(0, "index", 0), INDEX, torch.arange(4)))
+    images = defense.transform(X, None, Draws(make_key(0, "index", 0), INDEX, torch.arange(4)))
     expected = torch.stack([MODEL(images[:, k]).softmax(1) for k in range(4)]).mean(0)
     torch.testing.assert_close(defense.predict_proba(X, index=INDEX), expected)
 
@@ -151,9 +151,9 @@ def test_half_precision_reads_the_right_pixels(dtype):
     """Positions are computed in float32: half precision cannot count to 224."""
     x = torch.rand(1, 1, 224, 224, generator=GENERATOR).to(dtype)
     for defense in BASELINES[2:]:
-        half = defense._transform(x, None, block(1, 2))
+        half = defense.transform(x, None, block(1, 2))
         assert half.dtype == dtype
-        full = defense._transform(x.float(), None, block(1, 2))
+        full = defense.transform(x.float(), None, block(1, 2))
         torch.testing.assert_close(half.float(), full, atol=0.01, rtol=0)
 
 

@@ -20,7 +20,7 @@ from mixup_inference import (
     Uniform,
     evaluate,
 )
-from mixup_inference.defenses.label_distribution import label_rule, rule_weights
+from mixup_inference.defenses.label_distribution import label_distribution
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.models.call import count_passes
 from synthetic import CLASSES, LinearPlusG, class_part, clean_samples
@@ -53,7 +53,7 @@ def draws(count, samples=50, key="test") -> Draws:
 def exact(labels, lam=0.4):
     """The expectation by enumeration of the pool."""
     y_hat = MODEL(X).argmax(1)
-    weights = rule_weights(label_rule(labels, L), L)[y_hat]  # (samples, classes)
+    weights = label_distribution(labels, L).weights()[y_hat]  # (samples, classes)
     each = torch.stack(
         [MODEL(lam * X + (1 - lam) * image).softmax(1) for image in POOL.images], dim=1
     )
@@ -129,13 +129,13 @@ def test_unbiased_against_enumeration(labels, better):
 def raw(mi, x, index):
     """What the logarithm is taken of, before it is clamped and normalised."""
     look = mi.base_log_probs(x).argmax(1)
-    name, _ = mi.samples_of(x, index, 0)
-    p = super(MixupInference, mi).average(x, look, name, index).exp()
+    numbers = mi.numbers(x, index)
+    p = super(MixupInference, mi).average(x, look, numbers).exp()
     if mi.predictions is None:
         return p
     mi.prepare()
-    lam, numbers = mi.partners(look, Draws(make_key(mi.seed, *name), index, torch.arange(mi.draws)))
-    chance = mi.predictions.each[numbers] - mi.predictions.mean[look][:, None]
+    lam, chosen = mi.partners(look, numbers)
+    chance = mi.predictions.each[chosen] - mi.predictions.mean[look][:, None]
     out = p - ((1 - lam)[..., None] * chance).mean(1)
     clamped = out.clamp(min=1e-300)
     torch.testing.assert_close(mi(x, index=index).exp(), clamped / clamped.sum(1, keepdim=True))
@@ -219,7 +219,7 @@ def test_gradients_are_those_of_the_mean_prediction(better):
     if mi.predictions is None:
         return
     leaf = X.clone().requires_grad_()
-    plain = super(MixupInference, mi).average(leaf, MODEL(X).argmax(1), ("index", 0), INDEX).exp()
+    plain = super(MixupInference, mi).average(leaf, MODEL(X).argmax(1), mi.numbers(X, INDEX)).exp()
     p = plain - (plain - raw(mi, X, INDEX)).detach()
     p = p.clamp(min=1e-300)
     (expected,) = torch.autograd.grad((p / p.sum(1, keepdim=True))[:, 0].sum(), leaf)

@@ -7,16 +7,13 @@ import torch
 
 from mixup_inference import CombinedInference, InputError, MixupDetector, MixupInference
 from mixup_inference.defenses import gap
+from mixup_inference.draws import Draws, make_key
 
 
 @pytest.fixture
 def points(parts):
     test = parts["test"]
     return test.pixels, test.index
-
-
-def own_draws(defense, x, look, stream, index):
-    return defense.average(x, look, stream, index)
 
 
 @pytest.mark.parametrize("convention", ["paper", "official"])
@@ -27,13 +24,15 @@ def test_is_put_together_from_its_parts(trained, pool, points, convention):
     y_hat = before.argmax(1)
     pl = MixupInference(trained, pool, labels="predicted", lam=0.5, draws=6)
     ol = MixupInference(trained, pool, labels="other", lam=0.4, draws=6)
-    after = own_draws(pl, x, y_hat, ("detect", "index", 0), index)
+    detect, defend = (
+        Draws(make_key(0, part, "index", 0), index, torch.arange(6))
+        for part in ("detect", "defend")
+    )
+    after = pl.average(x, y_hat, detect)
     detected = gap(before, after, convention) > 0.02
     assert 0.05 < detected.float().mean() < 0.95  # both branches are taken
     undetected = before if convention == "paper" else after
-    expected = torch.where(
-        detected[:, None], own_draws(ol, x, y_hat, ("defend", "index", 0), index), undetected
-    )
+    expected = torch.where(detected[:, None], ol.average(x, y_hat, defend), undetected)
     torch.testing.assert_close(both(x, index=index), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -54,7 +53,7 @@ def test_computes_mi_ol_for_detected_inputs_only(trained, pool, points):
     both = CombinedInference(model, pool, threshold=0.02, draws=6)
     both(x, index=index)
     y_hat = trained(x).argmax(1)
-    after = both.detector.average(x, y_hat, ("detect", "index", 0), index)
+    after = both.detector.average(x, y_hat, both.part_numbers(x, index)[0])
     detected = int((gap(trained(x).log_softmax(1), after) > 0.02).sum())
     assert sum(count[: len(count)]) >= 200 * 7 + detected * 6
     count.clear()

@@ -4,8 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from mixup_inference import InputError, Pool, Uniform, get_preset, make_defense
-from mixup_inference.defenses import DEFENSES, PRESETS
+from mixup_inference import InputError, Pool, Uniform, defenses, get_preset, make_defense
+from mixup_inference.defenses import (
+    DEFENSES,
+    PRESETS,
+    DefenseEntry,
+    GaussianNoise,
+    settings_of,
+)
 
 MODEL = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
 POOL = Pool(torch.rand(20, 3, 32, 32), torch.arange(20) % 10)
@@ -81,9 +87,77 @@ def test_ratios_as_in_toml():
         (lambda: make_defense("none", MODEL, sigma=1), "unknown setting"),
         (lambda: make_defense("mi-ol", MODEL, POOL, lam={"normal": [0, 1]}), "a ratio is"),
         (lambda: make_defense("mi-ol", MODEL, POOL, lam={"beta": [1]}), "a ratio is"),
+        (lambda: make_defense("my_module:blur", MODEL), "runs only if you allow it"),
+        (lambda: DEFENSES.load("torch:pi"), "must be a class or function"),
         (lambda: get_preset("cifar10/mixup+gausian"), "mean 'cifar10/mixup\\+gaussian'"),
     ],
 )
 def test_unknown_names(make, words):
     with pytest.raises(InputError, match=words):
         make()
+
+
+def test_options_that_a_defence_does_not_take_are_dropped():
+    assert make_defense("none", MODEL, draws=3, seed=1, engine="folded") is MODEL
+
+
+@pytest.mark.parametrize("name", ["StochasticModule", "RandomizedInference"])
+def test_old_names_of_the_base_class(name):
+    with pytest.warns(DeprecationWarning, match="Defense"):
+        old = getattr(defenses, name)
+    assert isinstance(make_defense("gaussian", MODEL), old)
+    with pytest.raises(AttributeError, match="no attribute"):
+        defenses.Stochastic  # noqa: B018
+
+
+BLUR = """
+import torch
+from torch import nn
+
+class Blur(nn.Module):
+    def __init__(self, model, width):
+        super().__init__()
+        self.model, self.width = model, width
+
+    def forward(self, x):
+        shift = torch.randint(-self.width, self.width + 1, (1,)).item()
+        return self.model((x + x.roll(shift, -1)) / 2)
+
+def blur(model, width=1):
+    return Blur(model, width)
+
+blur.grid = [{"width": 0}, {"width": 1}, {"width": 2}]
+blur.title = "my blur"
+"""
+
+
+def test_a_defence_by_its_place(tmp_path, monkeypatch):
+    (tmp_path / "my_defences.py").write_text(BLUR)
+    monkeypatch.chdir(tmp_path)
+    name = "my_defences:blur"
+    entry = DEFENSES.load(name)
+    try:
+        assert (entry.title, entry.group, entry.random) == ("my blur", "user", True)
+        assert (entry.needs_pool, settings_of(name)) == (False, {"width"})
+        x = torch.rand(2, 3, 32, 32)
+        defended = make_defense(name, MODEL, POOL, width=0, draws=5, engine="eager")
+        torch.testing.assert_close(defended(x), MODEL(x))
+    finally:
+        DEFENSES.remove(name)
+
+
+def test_a_factory_takes_what_its_signature_says():
+    def needy(model, pool, *, size=1, seed=0):
+        return nn.Sequential(model, nn.Identity())
+
+    def passing(model, **options):
+        return GaussianNoise(model, **options)
+
+    entry = DefenseEntry("needy", needy)
+    assert entry.needs_pool
+    assert entry.settings == {"size", "seed"}
+    assert entry.build(MODEL, POOL, draws=9, seed=3)[0] is MODEL
+    assert DefenseEntry("passing", passing).build(MODEL, draws=9).draws == 9
+    assert settings_of("mi-combined") >= {"sampling", "control_variate", "stop", "error", "draws"}
+    with pytest.raises(InputError, match="must be a torch module"):
+        DefenseEntry("wrong", lambda model: 3).build(MODEL)

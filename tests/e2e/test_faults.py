@@ -15,82 +15,40 @@ import pytest
 
 from e2e.process import COMMAND, ENVIRONMENT, call
 from mixup_inference.utils.io import read_tensors
+from specs import DEFENDED, PLAIN, QUICK, tiny_toml
 
-SPEC = """
-name = "tiny"
-title = "A tiny experiment with everything in it"
-draws = 2
-batch_size = 20
-
-[data]
-name = "digits"
-test = 40
-tuning = 20
-calibration = 20
-
-[network]
-name = "small_cnn"
-width = 4
-
-[training]
-epochs = 2
-lr = 0.1
-schedule = "one-cycle"
-eps = 0.1
-step = 0.05
-steps = 2
-
-[models.mixup]
-objective = "mixup"
-
-[models.iat]
-objective = "iat"
-
-[attack]
-eps = 0.1
-step = 0.025
-steps = [2, 10]
-
-[figures]
-models = ["mixup"]
-lams = [0.5]
-points = 10
-pairs = 10
-defenses = ["gaussian"]
-gallery = 1
-
-[adaptive]
-rows = ["Mixup + MI-OL"]
-points = 10
-repeats = 2
-checks = 4
-gallery = 1
-
-[[adaptive.attacks]]
-attack = "oblivious"
-steps = 4
-
-[[adaptive.attacks]]
-attack = "eot-pgd"
-steps = 4
-draws = 2
-
-[[rows]]
-title = "Mixup"
-model = "mixup"
-
-[[rows]]
-title = "Mixup + MI-OL"
-model = "mixup"
-defense = "mi-ol"
-lam = 0.5
-
-[[rows]]
-title = "IAT + Gaussian noise"
-model = "iat"
-defense = "gaussian"
-sigma = 0.1
-"""
+SPEC = tiny_toml(
+    title="A tiny experiment with everything in it",
+    batch_size=20,
+    data={"test": 40, "tuning": 20, "calibration": 20},
+    training=QUICK | {"epochs": 2},
+    models={"iat": {"objective": "iat"}},
+    attack={"step": 0.025, "steps": [2, 10]},
+    figures={
+        "models": ["mixup"],
+        "lams": [0.5],
+        "points": 10,
+        "pairs": 10,
+        "defenses": ["gaussian"],
+        "gallery": 1,
+    },
+    adaptive={
+        "rows": ["Mixup + MI-OL"],
+        "points": 10,
+        "repeats": 2,
+        "checks": 4,
+        "gallery": 1,
+        "attacks": [
+            {"attack": "oblivious", "steps": 4},
+            {"attack": "eot-pgd", "steps": 4, "draws": 2},
+        ],
+    },
+    rows=[
+        PLAIN,
+        DEFENDED | {"lam": 0.5},
+        {"title": "IAT + Gaussian noise", "model": "iat", "defense": "gaussian", "sigma": 0.1},
+    ],
+)
 TIMES = re.compile(r"finished\s+\S+|<td data-value=\"[\d.]+\">[\d.]+</td>|<td>\d+ s</td>")
 
 
@@ -280,17 +238,13 @@ def test_two_commands_in_one_folder(whole, tmp_path):
     with subprocess.Popen(
         [*COMMAND, *map(str, command)], env=ENVIRONMENT, stdout=subprocess.DEVNULL
     ) as first:
-        while not (tmp_path / "tiny" / ".holder.json").exists():
+        while not (tmp_path / "tiny" / ".lock").exists():
             assert first.poll() is None
             time.sleep(0.002)
         first.send_signal(signal.SIGSTOP)  # it lives, and takes its time
         second = call(*command)
         first.send_signal(signal.SIGKILL)
     assert second.returncode == 2
-    assert f"is being worked on by process {first.pid} on " in second.stderr
-    assert f"(mixup-inference run {whole / 'tiny.toml'}" in second.stderr
+    assert f"another process is working in {tmp_path / 'tiny'}" in second.stderr
     third = call("train", *command[1:])
     assert third.returncode == 0
-    assert f"process {first.pid}" in third.stderr
-    assert "ended before its time" in third.stderr
-    assert not (tmp_path / "tiny" / ".holder.json").exists()

@@ -106,7 +106,7 @@ def test_attacks_that_know_the_defence_side_by_side(saved, tmp_path):
     ]  # fmt: skip
     done = call(*command)
     assert done.returncode == 0, done.stderr
-    assert "Against an attacker who knows the defence" in " ".join(done.stdout.split())
+    assert "Under adaptive attacks" in " ".join(done.stdout.split())
     (folder,) = tmp_path.glob("evaluate-*")
     adaptive = json.loads((folder / "results.json").read_text())["adaptive"]
     base, defended = adaptive["rows"]

@@ -16,70 +16,29 @@ import pytest
 
 from e2e.process import ENVIRONMENT, call
 from mixup_inference.utils.io import read_tensors
+from specs import DEFENDED, PLAIN, QUICK, tiny_toml
 
-SPEC = """
-name = "tiny"
-title = "A tiny experiment"
-draws = 2
-batch_size = 16
+CHANGES = {
+    "batch_size": 16,
+    "data": {"test": 40},
+    "training": QUICK | {"epochs": 3, "steps": 1},
+    "models": {"iat": {"objective": "iat"}},
+    "rows": [PLAIN, {"title": "Interpolated AT", "model": "iat"}],
+}
+SPEC = tiny_toml(**CHANGES)
 
-[data]
-name = "digits"
-test = 40
-
-[network]
-name = "small_cnn"
-width = 4
-
-[training]
-epochs = 3
-lr = 0.1
-schedule = "one-cycle"
-eps = 0.1
-step = 0.05
-steps = 1
-
-[models.mixup]
-objective = "mixup"
-
-[models.iat]
-objective = "iat"
-
-[attack]
-eps = 0.1
-step = 0.05
-steps = [2]
-
-[[rows]]
-title = "Mixup"
-model = "mixup"
-
-[[rows]]
-title = "Interpolated AT"
-model = "iat"
-"""
-
-MEASURED = """
-[[rows]]
-title = "Mixup + MI-OL"
-model = "mixup"
-defense = "mi-ol"
-
-[adaptive]
-points = 10
-repeats = 2
-checks = 0
-
-[[adaptive.attacks]]
-attack = "eot-pgd"
-steps = 2
-draws = 3
-
-[[adaptive.attacks]]
-attack = "square"
-queries = 4
-draws = 2
-"""
+MEASURED = CHANGES | {
+    "rows": [*CHANGES["rows"], DEFENDED],
+    "adaptive": {
+        "points": 10,
+        "repeats": 2,
+        "checks": 0,
+        "attacks": [
+            {"attack": "eot-pgd", "steps": 2, "draws": 3},
+            {"attack": "square", "queries": 4, "draws": 2},
+        ],
+    },
+}
 
 
 @pytest.fixture
@@ -131,7 +90,7 @@ def torchrun(processes, *command):
 
 def test_any_number_of_processes_measures_the_same(spec, tmp_path):
     """On the same models: counts, and every artefact's checksum."""
-    spec.write_text(SPEC + MEASURED)
+    spec.write_text(tiny_toml(**MEASURED))
     assert call("train", spec, "-o", tmp_path / "0").returncode == 0
     found = []
     for processes in (1, 2, 3):
@@ -183,7 +142,7 @@ def workers_of(torchrun):
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_killed_workers_bring_their_group_back(spec, tmp_path):
     """Six times one of two, at random; torchrun starts both again, and the run goes on."""
-    spec.write_text(SPEC.replace("epochs = 3", "epochs = 20") + MEASURED)
+    spec.write_text(tiny_toml(**MEASURED).replace("epochs = 3", "epochs = 20"))
     random = Random(0)  # noqa: S311
     start = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=20"]
     command = ["mixup_inference.cli", "run", str(spec), "-o", str(tmp_path / "killed")]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mixup_inference import GaussianNoise, InputError, MixupInference, pgd
-from mixup_inference.attacks import Ball, Victim, eot_pgd, judge
+from mixup_inference.attacks import QueryModel, ThreatModel, eot_pgd, judge
 from mixup_inference.evaluation import binarization_test
 from mixup_inference.evaluation.attack_checks import (
     Check,
@@ -191,12 +191,12 @@ def test_planted_examples_are_found_by_gradients_and_not_by_chance(trained, some
 
 def test_questions_say_no_at_x_and_around_it(trained, some):
     x, y = some
-    index, ball = torch.arange(POINTS), Ball("linf", EPS)
-    victim = Victim(trained, x)
+    index, ball = torch.arange(POINTS), ThreatModel("linf", EPS)
+    victim = QueryModel(trained, x)
     question, valid = plant(victim, x, y, index, ball, draws=1, seed=0)
     assert int(valid.sum()) >= POINTS - 2
     module = Binarised(victim, index[valid], question.rows(valid))
-    near = Ball("linf", EPS / 2).start(x, index, key=12345)[valid]
+    near = ThreatModel("linf", EPS / 2).start(x, index, key=12345)[valid]
     for places in (x[valid], near):
         assert int(module(places, index=index[valid]).argmax(1).sum()) == 0
 
@@ -205,8 +205,8 @@ def test_the_question_follows_the_point(trained, some):
     """Some rows, out of order, at positions of a larger data set, get the same answers."""
     x, y = some
     index = 1000 + torch.arange(POINTS).flip(0)
-    victim = Victim(trained, x)
-    question, _ = plant(victim, x, y, index, Ball("linf", EPS), draws=1, seed=0)
+    victim = QueryModel(trained, x)
+    question, _ = plant(victim, x, y, index, ThreatModel("linf", EPS), draws=1, seed=0)
     module = Binarised(victim, index, question)
     rows = torch.tensor([7, 3, 24])
     whole = module(x, index=index)
@@ -225,8 +225,8 @@ def test_an_attack_on_the_question_is_an_attack_through_the_defence(trained, som
     """Every draw passes through F, and is counted."""
     x, y = some
     index, noise = torch.arange(POINTS), GaussianNoise(trained, sigma=0.05, draws=6)
-    victim = Victim(noise, x)
-    question, _ = plant(victim, x, y, index, Ball("linf", EPS), draws=3, seed=0)
+    victim = QueryModel(noise, x)
+    question, _ = plant(victim, x, y, index, ThreatModel("linf", EPS), draws=3, seed=0)
     module = Binarised(victim, index, question)
     attacked = eot_pgd(module, x, torch.zeros_like(y), steps=4, draws=3, eps=EPS)
     assert attacked.forward == POINTS * 3 * 5

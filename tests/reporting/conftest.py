@@ -1,4 +1,4 @@
-"""Results as a run leaves them, made up, but by the same functions that make real ones."""
+"""Synthetic results of a run, made by the functions that make real ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mixup_inference.evaluation.detection import Answers, measure_combined, meas
 from mixup_inference.metrics.accuracy import cell_entry
 from mixup_inference.reporting.figures import charts, draw
 from mixup_inference.reporting.figures.chart import inline
-from mixup_inference.reporting.page import page as report_page
+from mixup_inference.reporting.pages import render_report
 from mixup_inference.theory import Counts, Linearity
 from mixup_inference.theory.quantities import Passes, estimate, summarize
 
@@ -40,14 +40,14 @@ def results():
 
 @pytest.fixture(scope="session")
 def whole():
-    """A run with everything that [figures] can ask for, as it is after a trip through JSON."""
+    """A run with everything that [figures] can ask for, after a round trip through JSON."""
     figures = {name: _of_model(seed) for seed, name in enumerate(("mixup", "erm"))}
     return json.loads(json.dumps(_results() | {"figures": figures}))
 
 
 @pytest.fixture
 def full(whole):
-    """The same to change at will."""
+    """A copy of it that a test may change."""
     return copy.deepcopy(whole)
 
 
@@ -60,11 +60,10 @@ def drawings(whole):
 @pytest.fixture(scope="session")
 def page(whole, drawings):
     """Its report."""
-    return report_page(whole, {name: inline(*pair) for name, pair in drawings.items()})
+    return render_report(whole, {name: inline(*pair) for name, pair in drawings.items()})
 
 
 def _results():
-
     def row(title, group, *correct):
         cells = {
             c: cell_entry(Accuracy(n, 200, 31.0)) for c, n in zip(COLUMNS, correct, strict=True)
@@ -75,7 +74,7 @@ def _results():
         }  # fmt: skip
 
     return {
-        "name": "t", "title": NASTY, "columns": COLUMNS, "seed": 0, "device": "cpu",
+        "schema": 1, "name": "t", "title": NASTY, "columns": COLUMNS, "seed": 0, "device": "cpu",
         "rows": [row("Plain", "a", 190, 0, 7), row(NASTY, "b", 180, 90, 200)],
         "models": {"mixup": {"epochs": 2, "final_loss": 1.0, "final_training_accuracy": 0.5}},
         "points": {"test": 200, "train": 10},

@@ -9,6 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
+from scipy import stats
 
 from mixup_inference.reporting.figures import charts, draw, write_chart
 from mixup_inference.reporting.figures.chart import inline
@@ -94,7 +95,7 @@ def test_overview_is_the_hardest_attacks_of_the_table(results):
         assert row["value"] == of["cells"][row["column"]]["accuracy"]
 
 
-def test_predictions_are_the_analysis_with_1_96_standard_errors(full):
+def test_predictions_are_the_analysis_with_students_t_intervals(full):
     entries = full["figures"]["mixup"]["theory"]
     rows = named(full)["predictions-mixup"].rows
     for row in rows:
@@ -111,7 +112,8 @@ def test_predictions_are_the_analysis_with_1_96_standard_errors(full):
             assert row["low"] is None
         else:
             assert row["value"] == part[key]["mean"]
-            assert row["high"] - row["low"] == pytest.approx(2 * 1.96 * part[key]["se"])
+            arm = stats.t.ppf(0.975, found["counts"]["used"] - 1) * part[key]["se"]
+            assert row["high"] - row["low"] == pytest.approx(2 * arm)
     # Three series, each once without MI for both kinds and attacks; measured and theory per lam.
     assert len(rows) == 3 * (2 * 2 + 2 * len(entries))
 
@@ -197,11 +199,11 @@ def test_trainings_of_several_lengths_are_drawn_against_their_epochs(results):
     chart = named(found)["training-length"]
     assert len(chart.rows) == 2 * 2 * 3  # lengths, defences, columns
     assert {(row["model"], row["epochs"]) for row in chart.rows} == {("short", 5), ("long", 40)}
-    assert {row["defense"] for row in chart.rows} == {"no defence", "mi-ol lam 0.5"}
+    assert {row["defense"] for row in chart.rows} == {"no defence", "MI-OL lam 0.5"}
     assert [row["epochs"] for row in chart.rows[:4]] == [5, 5, 40, 40]
     assert chart.rows[1]["value"] == found["rows"][1]["cells"]["clean"]["accuracy"]
-    said = texts(draw(chart, png=False).svg)
-    assert {"5", "40", "epochs", "mi-ollam0.5"} <= set(said)
+    shown = texts(draw(chart, png=False).svg)
+    assert {"5", "40", "epochs", "MI-OLlam0.5"} <= set(shown)
 
 
 def test_trainings_that_differ_in_more_than_their_length_are_not(results):
@@ -211,3 +213,14 @@ def test_trainings_that_differ_in_more_than_their_length_are_not(results):
     found["trainings"]["long"] = None  # a stranger's weights
     assert "training-length" not in named(found)
     assert "training-length" not in named(of_lengths(results, one=5, two=5))
+
+
+def test_things_that_no_registry_knows_are_drawn_under_their_own_names(full):
+    """Results of a user's plug-ins, read where these are not installed."""
+    entry = full["figures"]["mixup"]
+    scores = entry["detection"]["scores"]
+    scores += [score | {"score": "mine:score"} for score in scores if score["score"] == "entropy"]
+    entry["tradeoff"]["mine:Defense"] = entry["tradeoff"]["resize-pad"]
+    for name, words in (("auc", "mine:score"), ("roc", "mine:score"), ("tradeoff", "mine:Defense")):
+        svg = draw(named(full)[f"{name}-mixup"], png=False).svg
+        assert any(words in text for text in texts(svg))

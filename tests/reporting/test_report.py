@@ -11,14 +11,17 @@ import pytest
 from mixup_inference.evaluation import Accuracy
 from mixup_inference.metrics.accuracy import cell_entry
 from mixup_inference.reporting import html, write_comparison, write_report
-from mixup_inference.reporting.tables import as_csv, markdown, with_margin
+from mixup_inference.reporting.formatting import format_margin
+from mixup_inference.reporting.summary import best
+from mixup_inference.reporting.tables import as_csv, markdown
+from reporting import synthetic_results as synthetic
 
 NASTY = "<script>alert(1)</script> & | co $x_{$ b"
 NUMBER = re.compile(r"(?<![\w.])(?:(?<!\d)-)?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 
 class Cells(HTMLParser):
-    """The text of all td elements by the id of their section, small print told apart by a space."""
+    """The text of all td elements by the id of their section, small print set off by a space."""
 
     def __init__(self):
         super().__init__()
@@ -77,7 +80,7 @@ def test_csv_can_be_read_back(results):
 
 def test_margin_is_never_shorter_than_the_longer_arm():
     cell = cell_entry(Accuracy(0, 500))
-    assert with_margin(cell) == "0.0 ±0.8"
+    assert format_margin(cell) == "0.0 ±0.8"
 
 
 def test_page_is_self_contained_and_escapes_what_it_is_given(page):
@@ -132,8 +135,8 @@ def test_a_run_without_attack_models_or_figures_has_a_report(results, figures):
     for row in results["rows"]:
         row["cells"] = {"clean": row["cells"]["clean"]}
     page = html(results if figures is None else results | {"figures": figures})
-    assert "there is no attack" in page
-    assert "These attackers do not know" not in page
+    assert "without an attack" in page
+    assert "oblivious" not in page
     assert 'id="theory"' not in page
 
 
@@ -147,8 +150,8 @@ def test_detection_without_calibration_points_has_no_thresholds(full):
 
 
 def test_report_says_what_computed_each_model(results):
-    words = "What computed the models inside defences"
-    assert words not in html(results)  # of before that was kept
+    words = "Engines of the models inside defences"
+    assert words not in html(results)  # of a version that did not write them
     page = html(results | {"engines": {"one": "folded", "two": "bfloat16"}})
     assert f"{words}: one: folded, two: bfloat16." in page
 
@@ -188,3 +191,10 @@ def test_comparison_has_all_rows_and_dashes_for_what_a_run_does_not_have(full, r
     assert rows[2] == ["o<i>: Plain", "95.0 91.0-97.3", "-", "3.5 1.7-7.0", "-", "31.0"]
     assert page.count('aria-label="Distance from linearity') == 2  # the other has no figures
     assert page.count("<script") == 1
+
+
+def test_only_rows_that_are_significantly_best_are_marked():
+    noise = synthetic.row("mixup", "gaussian", 480, 190, 20)
+    rows = [synthetic.BARE, synthetic.HELPS, noise, synthetic.row("erm", "none", 499, 1, 1)]
+    marked = best(synthetic.results(*rows))
+    assert marked == {"clean": set(), "untargeted PGD-10": set(), "targeted PGD-10": {1}}

@@ -12,6 +12,7 @@ from mixup_inference.cli import app
 from mixup_inference.experiments import check_spec, load_spec, parse_spec
 from mixup_inference.experiments.spec import smoke
 from mixup_inference.models import import_model
+from specs import tiny_toml
 
 CODE = """
 import pathlib
@@ -21,25 +22,17 @@ pathlib.Path("executed").touch()
 def build(num_classes):
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))
 """
-SPEC = """
-name = "tiny"
-title = "tiny"
-draws = 2
-[data]
-name = "digits"
-test = 5
-[models.m]
-network = {name = "evil_net:build"}
-[attack]
-eps = 0.1
-step = 0.1
-steps = [1]
-[[rows]]
-title = "m"
-model = "m"
-"""
-COMMON = SPEC.replace('network = {name = "evil_net:build"}', 'objective = "erm"\nepochs = 1\n') + (
-    '[network]\nname = "evil_net:build"\n'
+SMALL = {"data": {"test": 5}, "rows": [{"title": "m", "model": "m"}], "attack": {"steps": [1]}}
+SPEC = tiny_toml(
+    **SMALL,
+    network=None,
+    training=None,
+    models={"mixup": None, "m": {"network": {"name": "evil_net:build"}}},
+)
+COMMON = tiny_toml(
+    **SMALL,
+    network={"name": "evil_net:build", "width": None},
+    models={"mixup": None, "m": {"objective": "erm"}},
 )
 
 

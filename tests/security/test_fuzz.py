@@ -12,7 +12,6 @@ import io
 import json
 import pickle
 import struct
-import tomllib
 import warnings
 from contextlib import suppress
 from dataclasses import replace
@@ -39,6 +38,7 @@ from mixup_inference.utils.io import write_tensors
 from mixup_inference.utils.progress import SILENT
 from security.hostile import MANY, changed, fuzz_settings, json_values, spoilt, tar, tar_member
 from security.memory import bounded
+from specs import merged, tiny_spec, to_toml
 
 #: More memory than any of the small files here needs.
 ROOM = 1 << 30
@@ -67,63 +67,36 @@ def fuzz(examples, strategy, read):
 
 # Specs
 
-SMALL = """
-name = "tiny"
-title = "tiny"
-[data]
-name = "digits"
-test = 5
-calibration = 30
-[network]
-name = "small_cnn"
-mean = [0.5]
-[training]
-epochs = 1
-[models.a]
-objective = "mixup"
-[models.b]
-weights = "x"
-seed = 3
-[attack]
-eps = 0.1
-step = 0.1
-steps = [1]
-[figures]
-lams = [0.5]
-[adaptive]
-rows = ["A"]
-detectors = ["a"]
-[[adaptive.attacks]]
-attack = "apgd"
-loss = "dlr"
-steps = 2
-[[adaptive.attacks]]
-attack = "square"
-queries = 3
-[[rows]]
-title = "A"
-model = "a"
-defense = "mi-ol"
-lam = {uniform = [0.4, 0.6]}
-[[rows]]
-title = "B"
-model = "b"
-defense = "resize-pad"
-size = [0.5, 0.75]
-[[rows]]
-title = "C"
-model = "b"
-preset = "cifar10/mixup+mi-combined"
-"""
+DOCUMENT = tiny_spec(
+    draws=None,
+    data={"test": 5, "calibration": 30},
+    network={"width": None, "mean": [0.5]},
+    models={"mixup": None, "a": {"objective": "mixup"}, "b": {"weights": "x", "seed": 3}},
+    attack={"step": 0.1, "steps": [1]},
+    figures={"lams": [0.5]},
+    adaptive={
+        "rows": ["A"],
+        "detectors": ["a"],
+        "attacks": [
+            {"attack": "apgd", "loss": "dlr", "steps": 2},
+            {"attack": "square", "queries": 3},
+        ],
+    },
+    rows=[
+        {"title": "A", "model": "a", "defense": "mi-ol", "lam": {"uniform": [0.4, 0.6]}},
+        {"title": "B", "model": "b", "defense": "resize-pad", "size": [0.5, 0.75]},
+        {"title": "C", "model": "b", "preset": "cifar10/mixup+mi-combined"},
+    ],
+)
+SMALL = to_toml(DOCUMENT)
 #: Without the attacks, which are tried out whenever a spec is read and take time.
-PLAIN = SMALL[: SMALL.index("[adaptive]")] + SMALL[SMALL.index("[[rows]]") :]
+PLAIN = to_toml(merged(DOCUMENT, adaptive=None))
 
 
 @few_and_many(25)
 def test_specs_with_other_values(examples):
-    document = tomllib.loads(SMALL)
-    check_spec(document)
-    fuzz(examples, changed(document, json_values()), check_spec)
+    check_spec(DOCUMENT)
+    fuzz(examples, changed(DOCUMENT, json_values()), check_spec)
 
 
 @few_and_many(60)
@@ -442,24 +415,24 @@ def test_the_npm_package(examples, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A real run's results, with figures and attackers who know the defence."""
-    from mixup_inference.experiments import Experiment, collect
+    """A real run's results, with figures and adaptive attacks."""
+    from mixup_inference.experiments import Experiment
 
-    text = SMALL.replace('weights = "x"\nseed = 3', 'objective = "erm"\nmax_steps = 1')
-    text = text.replace("epochs = 1", "epochs = 1\nmax_steps = 2\nbatch_size = 64")
-    text = text.replace(
-        "[adaptive]", "[adaptive]\npoints = 4\nrepeats = 2\nchecks = 0\ngallery = 1"
-    )
-    text = text.replace("lams = [0.5]", "lams = [0.5]\npoints = 5\npairs = 4\ngallery = 1")
-    text = text.replace('"cifar10/mixup+mi-combined"', '"cifar10/mixup+rotation"')
-    text = text.replace('detectors = ["a"]', "")
-    main = '[[adaptive.attacks]]\nattack = "eot-pgd"\nsteps = 1\ndraws = 1\n'
-    spec = parse_spec(
-        "draws = 2\n" + text.replace("[[adaptive.attacks]]", main + "[[adaptive.attacks]]", 1)
+    eot = {"attack": "eot-pgd", "steps": 1, "draws": 1}
+    small = {"points": 4, "repeats": 2, "checks": 0, "gallery": 1, "detectors": None}
+    *rows, last = DOCUMENT["rows"]
+    document = merged(
+        DOCUMENT,
+        draws=2,
+        training={"max_steps": 2, "batch_size": 64},
+        models={"b": {"weights": None, "seed": None, "objective": "erm", "max_steps": 1}},
+        figures={"points": 5, "pairs": 4, "gallery": 1},
+        adaptive=small | {"attacks": [eot, *DOCUMENT["adaptive"]["attacks"]]},
+        rows=[*rows, last | {"preset": "cifar10/mixup+rotation"}],
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return collect(Experiment(spec, tmp_path_factory.mktemp("run")), seconds=1.0)
+        return Experiment(check_spec(document), tmp_path_factory.mktemp("run")).run()
 
 
 def reader_of_results(path):
@@ -475,7 +448,7 @@ def test_results_with_other_values(examples, run, tmp_path, monkeypatch, capsys)
     """Every number, name and sentence of the page; the figures have a test of their own."""
     drawn = "mixup_inference.reporting.report."
     everything = Everything()
-    with patch(drawn + "charts", lambda _: []), patch(drawn + "page", paged(everything)):
+    with patch(drawn + "charts", lambda _: []), patch(drawn + "render_report", paged(everything)):
         fuzz(examples, changed(run, json_values()), reader_of_results(tmp_path / "results.json"))
 
 
@@ -487,9 +460,9 @@ class Everything(dict):
 
 
 def paged(figures):
-    from mixup_inference.reporting.page import page
+    from mixup_inference.reporting.pages import render_report
 
-    return lambda results, _: page(results, figures)
+    return lambda results, _: render_report(results, figures)
 
 
 @pytest.mark.slow

@@ -24,10 +24,11 @@ from mixup_inference.cli.report import write_reports
 from mixup_inference.cli.run import print_plan, work
 from mixup_inference.datasets.image_folder import load_folder
 from mixup_inference.experiments import check_spec, parse_spec
-from mixup_inference.reporting.console import ConsoleListener
+from mixup_inference.reporting.console import ConsoleCallback
 from mixup_inference.utils.io import add_checksum
 from mixup_inference.utils.progress import RichProgress
 from mixup_inference.utils.text import markdown_words, plain, plain_lines, spreadsheet_cell
+from specs import tiny_spec, to_toml
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -44,58 +45,39 @@ HOSTILE = (
 )
 CONTROL = ("\x1b[2J", "a\nb", "a\rb", "\x07", "\x9b31m", "\u202e", "\u2028", "\0", "\x7f", "\t")
 
-SPEC = """
-name = "tiny"
-title = TITLE
-draws = 2
-[data]
-name = "digits"
-test = 5
-[network]
-name = "small_cnn"
-width = 2
-[training]
-epochs = 1
-max_steps = 1
-[models.m]
-objective = "mixup"
-[attack]
-eps = 0.1
-step = 0.1
-steps = [1]
-[figures]
-lams = [0.5]
-points = 5
-pairs = 4
-gallery = 1
-[adaptive]
-points = 3
-repeats = 2
-checks = 0
-samples = [1]
-figure_points = 2
-figure_steps = 1
-[[adaptive.attacks]]
-attack = "eot-pgd"
-title = ATTACK
-steps = 1
-draws = 1
-"""
 
-
-def toml(text):
-    return json.dumps(text)  # JSON's strings are TOML's
+def small(title="t", attack="a", rows=({"title": "r", "model": "m"},)):
+    """A whole run in miniature, with these titles."""
+    eot = {"attack": "eot-pgd", "title": attack, "steps": 1, "draws": 1}
+    return tiny_spec(
+        title=title,
+        data={"test": 5},
+        network={"width": 2},
+        training={"max_steps": 1},
+        models={"mixup": None, "m": {"objective": "mixup"}},
+        attack={"step": 0.1, "steps": [1]},
+        figures={"lams": [0.5], "points": 5, "pairs": 4, "gallery": 1},
+        adaptive={
+            "points": 3,
+            "repeats": 2,
+            "checks": 0,
+            "samples": [1],
+            "figure_points": 2,
+            "figure_steps": 1,
+            "attacks": [eot],
+        },
+        rows=[*rows],
+    )
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A whole run in which every name that a spec can give means harm."""
     folder = tmp_path_factory.mktemp("hostile")
-    text = SPEC.replace("TITLE", toml(" ".join(HOSTILE))).replace("ATTACK", toml(HOSTILE[0]))
-    for title in HOSTILE:
-        text += f'[[rows]]\ntitle = {toml(title)}\nmodel = "m"\ngroup = {toml(title)}\n'
-    text += '[[rows]]\ntitle = "= MI"\nmodel = "m"\ndefense = "mi-ol"\n'
-    spec, planned, done = parse_spec(text), io.StringIO(), io.StringIO()
+    rows = [{"title": title, "model": "m", "group": title} for title in HOSTILE]
+    rows.append({"title": "= MI", "model": "m", "defense": "mi-ol"})
+    spec = parse_spec(to_toml(small(" ".join(HOSTILE), HOSTILE[0], rows)))
+    planned, done = io.StringIO(), io.StringIO()
     with patch("mixup_inference.experiments.cost.SECONDS", 0.01), redirect_stdout(planned):
         print_plan(spec, Common())
     with redirect_stdout(done):
@@ -197,9 +179,7 @@ def test_results_that_came_from_elsewhere(run, tmp_path):
 
 @pytest.mark.parametrize("text", CONTROL)
 def test_specs_may_not_have_control_characters_in_titles(text):
-    row = '[[rows]]\ntitle = ROW\nmodel = "m"\n'
-    good = SPEC.replace("TITLE", '"t"').replace("ATTACK", '"a"') + row.replace("ROW", '"r"')
-    document = parse_spec(good).model_dump(exclude_none=True)
+    document = check_spec(small()).model_dump(exclude_none=True)
     for place in (document, document["rows"][0], document["adaptive"]["attacks"][0]):
         before = place["title"]
         place["title"] = f"a{text}b"
@@ -213,13 +193,10 @@ def test_specs_may_not_have_control_characters_in_titles(text):
 def test_words_for_the_terminal(text):
     assert plain(text) == text if text in HOSTILE else plain(text).isprintable()
     console = Console(file=io.StringIO(), width=200, force_terminal=False)
-    spec = parse_spec(
-        SPEC.replace("TITLE", '"t"').replace("ATTACK", '"a"') + '[[rows]]\ntitle="r"\nmodel="m"\n'
-    )
-    listener = ConsoleListener(console, [row.title for row in spec.rows], [])
-    listener.say(text)
-    listener.warn(text)
-    listener.made(text, reused=False, seconds=1)
+    callback = ConsoleCallback(console, ["r"], [])
+    callback.say(text)
+    callback.warn(text)
+    callback.made(text, reused=False, seconds=1)
     out = console.file.getvalue()
     assert plain_lines(text) in out
     assert not set(out) & set("\x1b\r\x07\x9b\u202e\0\x7f")

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from mixup_inference import create_model, train
-from mixup_inference.attacks.threat_model import Ball
+from mixup_inference.attacks.threat_model import ThreatModel
 from mixup_inference.datasets import random_order
 from mixup_inference.draws import derive_seed, make_key
 from mixup_inference.models.folding import Folded
@@ -35,7 +35,7 @@ def attack(model, x, y, index, epoch):
     """PGD on the model in eval mode, written out; only its random start is the project's."""
     model.eval()
     key = make_key(derive_seed(0, "inner attack", epoch), "pgd start")
-    image = Ball("linf", RECIPE.eps).start(x, index, key)
+    image = ThreatModel("linf", RECIPE.eps).start(x, index, key)
     for _ in range(RECIPE.steps):
         image = image.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(functional.cross_entropy(model(image), y), image)

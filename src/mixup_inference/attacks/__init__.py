@@ -1,35 +1,45 @@
 """Attacks on a classifier or on a defence, which is a classifier too."""
 
+import warnings
+from typing import Any
+
 from mixup_inference.attacks.apgd import apgd_eot
-from mixup_inference.attacks.base import Attacked, Common
+from mixup_inference.attacks.base import AttackResult
 from mixup_inference.attacks.detector_aware import detector_aware
-from mixup_inference.attacks.eot import eot_pgd, frozen
-from mixup_inference.attacks.external import check_peer, library_version, peer_attack, peer_names
+from mixup_inference.attacks.external import check_peer, peer_attack, peer_names
 from mixup_inference.attacks.losses import LOSSES
+from mixup_inference.attacks.options import AttackOptions
 from mixup_inference.attacks.paper import official_adaptive, paper_adaptive
-from mixup_inference.attacks.pgd import pgd, random_targets
-from mixup_inference.attacks.query import Averaged, Precision, Victim, base_of, freeze
+from mixup_inference.attacks.pgd import eot_pgd, frozen, pgd
+from mixup_inference.attacks.query import Averaged, Precision, QueryModel, base_of, freeze
 from mixup_inference.attacks.registry import (
     ATTACKS,
+    THREAT_MODELS,
+    AttackEntry,
     attack_title,
     check_settings,
     get_attack,
+    is_library,
+    library_version,
     run_attack,
+    suite,
 )
 from mixup_inference.attacks.square import square_eot
 from mixup_inference.attacks.success import judge
-from mixup_inference.attacks.threat_model import Ball
+from mixup_inference.attacks.threat_model import ThreatModel, random_targets
 from mixup_inference.attacks.transfer import transfer
 
 __all__ = [
     "ATTACKS",
     "LOSSES",
-    "Attacked",
+    "THREAT_MODELS",
+    "AttackEntry",
+    "AttackOptions",
+    "AttackResult",
     "Averaged",
-    "Ball",
-    "Common",
     "Precision",
-    "Victim",
+    "QueryModel",
+    "ThreatModel",
     "apgd_eot",
     "attack_title",
     "base_of",
@@ -40,6 +50,7 @@ __all__ = [
     "freeze",
     "frozen",
     "get_attack",
+    "is_library",
     "judge",
     "library_version",
     "official_adaptive",
@@ -50,5 +61,22 @@ __all__ = [
     "random_targets",
     "run_attack",
     "square_eot",
+    "suite",
     "transfer",
 ]
+
+_RENAMED = {
+    "Attacked": AttackResult,
+    "Ball": ThreatModel,
+    "Common": AttackOptions,
+    "Victim": QueryModel,
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = _RENAMED[name]
+    message = f"{__name__}.{name} is now called {new.__name__}."
+    warnings.warn(message, DeprecationWarning, stacklevel=2)
+    return new

@@ -1,75 +1,68 @@
-"""What all attacks share: their options, the batches they work on, the result, and the judge."""
+"""The runner of all attacks: it batches, counts passes, and evaluates success on fresh draws.
+
+An attack is a function ``(batch, *, settings) -> BatchResult`` under the decorator ``attack``,
+which turns it into the public ``(defense, x, y, *, settings, **options) -> AttackResult``. The
+options that every attack takes are the fields of ``AttackOptions``.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict
+from functools import wraps
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mixup_inference.attacks.losses import get_loss
-from mixup_inference.attacks.pgd import random_targets
-from mixup_inference.attacks.query import Precision, Victim, accelerate
-from mixup_inference.attacks.success import judge
-from mixup_inference.attacks.threat_model import Ball, Norm, gradient_of, length
-from mixup_inference.defenses import within_memory
-from mixup_inference.draws import make_key
-from mixup_inference.errors import InputError, unknown_name
-from mixup_inference.utils.distributed import ALONE, Ranks
-from mixup_inference.utils.profiling import Stage, timed
-from mixup_inference.utils.progress import SILENT, Progress
-from mixup_inference.validation import (
-    check_images,
-    check_index,
-    check_int,
-    check_labels,
-    check_number,
+from mixup_inference.attacks.options import (
+    OPTIONS,
+    AttackOptions,
+    check_types,
+    parse_options,
+    settings_of,
 )
+from mixup_inference.attacks.query import QueryModel, accelerate
+from mixup_inference.attacks.success import Points, check_points, judge
+from mixup_inference.attacks.threat_model import (
+    ThreatModel,
+    gradient_of,
+    length,
+    per_sample,
+    random_targets,
+    step_sizes,
+)
+from mixup_inference.defenses import Defense, within_memory
+from mixup_inference.detection import MixupDetector
+from mixup_inference.draws import make_key
+from mixup_inference.errors import InputError, MixupInferenceWarning
+from mixup_inference.models.call import Passes, batch_for
+from mixup_inference.utils.profiling import Stage, timed
+from mixup_inference.validation import check_labels, check_number
 
+#: What the docstring of a public attack has instead of its batch.
+_BATCH = "batch: the points under attack."
+_POINTS = """defense: a defence, or any classifier.
+        x: clean images in [0, 1].
+        y: the true labels."""
 
-class Common(TypedDict, total=False):
-    """The options that every attack takes, all by keyword.
-
-    eps: radius of the ball (8/255).
-    norm: "linf" or "l2".
-    targeted: go towards another class, drawn uniformly, once per point.
-    targets: the classes to go towards instead of drawn ones; implies ``targeted``.
-    repeats: how often each example is judged, each time with fresh draws of the whole defence.
-    seed: of starts, targets and the attack's draws, which belong to a point, not to a batch.
-    index: the points' positions in their data set; 0, 1, 2, ... by default.
-    batch_size: how many images go through F at once: with K draws, so many / K points.
-    precision: of the attack's own passes: "32-true", or "bf16-mixed" to compute in bfloat16 where
-        that is nearly the same (see ``accelerate``). The judge computes as the defence does.
-    ranks: the processes that share the points, each of which calls the attack with all of them.
-    progress: where to report.
-    """
-
-    eps: float
-    norm: Norm
-    targeted: bool
-    targets: Tensor | None
-    repeats: int
-    seed: int
-    index: Tensor | None
-    batch_size: int
-    precision: Precision
-    ranks: Ranks
-    progress: Progress
+_SLACK = 1e-5  # rounding that may take an attack of others outside of its ball
 
 
 @dataclass(frozen=True)
-class Attacked:
-    """What an attack leaves: always the last word of the attacker, whether or not it fools.
+class AttackResult:
+    """The last example of the attack for every point, whether or not it fools the defence.
 
     examples: within eps of x and within [0, 1].
     loss: of each example, as the attack estimates it over its own draws.
     fooled: (points, repeats), whether each fresh answer of the defence is wrong.
     linf, l2: the size of each perturbation.
-    forward, backward: images through F and back again, judging not counted. Where a chunk of a
-        defence is too small for the draws, what is computed again in the backward pass counts too.
+    forward, backward: images through F and back again, without those that evaluate success. Where
+        a defence's chunk is too small for the draws, recomputation in the backward pass counts too.
     trace: the mean loss over all points at each iterate, the first being the start.
     """
 
@@ -88,189 +81,259 @@ class Attacked:
         return self.fooled.double().mean(1)
 
 
-class Found(NamedTuple):
-    """What an attack finds for one batch; the trace has shape (iterates, points)."""
+class BatchResult(NamedTuple):
+    """The result of an attack on one batch; the trace has shape (iterates, points)."""
 
     examples: Tensor
     loss: Tensor
     trace: Tensor
 
+    def better(self, other: BatchResult | None) -> BatchResult:
+        """Keep for each point the result with the higher loss; of equals, the other's."""
+        if other is None:
+            return self
+        wins = self.loss > other.loss
+        return BatchResult(
+            torch.where(per_sample(wins), self.examples, other.examples),
+            torch.where(wins, self.loss, other.loss),
+            torch.where(wins, self.trace, other.trace),
+        )
+
 
 @dataclass(frozen=True)
 class Batch:
-    """Some points under attack."""
+    """Some points under attack.
 
-    victim: Victim
+    rows: their positions among all points of the call.
+    prepared: what the attack's ``prepare`` returned, once for all batches.
+    tick: to be called after every query or gradient.
+    """
+
+    model: QueryModel
     x: Tensor
     y: Tensor
     target: Tensor | None
     index: Tensor
-    ball: Ball
+    rows: Tensor
+    threat_model: ThreatModel
     seed: int
+    prepared: Any
     tick: Callable[[], None]
 
     def start(self, restart: int = 0) -> Tensor:
-        """A random point of the ball; of the first restart the one that ``pgd`` starts from."""
+        """Draw a random point of the ball; all attacks share the first one."""
         name = ("pgd start",) if restart == 0 else ("pgd start", restart)
-        return self.ball.start(self.x, self.index, make_key(self.seed, *name))
+        return self.threat_model.start(self.x, self.index, make_key(self.seed, *name))
 
-    def loss(self, image: Tensor, loss: str, draws: int, *stream: str | int) -> Tensor:
-        """The loss of each point over the draws of a stream."""
-        log_p = self.victim.log_probs(image, self.index, draws, *stream)
-        check_labels(self.y, count=len(self.y), classes=log_p.shape[2])
+    def step_sizes(self, step: float | None, steps: int, schedule: str = "constant") -> list[float]:
+        """Return the sizes of all steps; a quarter of eps if ``step`` is None."""
+        size = self.threat_model.eps / 4 if step is None else step
+        return step_sizes(check_number(size, what="step", least=0), steps, schedule)
+
+    def loss(self, image: Tensor, loss: str, draws: int | None, *stream: str | int) -> Tensor:
+        """Return the loss of each point over the draws of a stream."""
+        log_p = self.model.log_probs(image, self.index, draws, *stream)
+        for labels, what in ((self.y, "y"), (self.target, "targets")):
+            if labels is not None:
+                check_labels(labels, count=len(image), classes=log_p.shape[2], what=what)
         return get_loss(loss)(log_p, self.y, self.target)
 
-    def climb_loss(
-        self, image: Tensor, loss: str, draws: int, *stream: str | int
+    def loss_and_gradient(
+        self, image: Tensor, loss: str, draws: int | None, *stream: str | int
     ) -> tuple[Tensor, Tensor]:
-        """The gradient of the loss of each point, and the loss."""
+        """Return the loss of each point, and its gradient."""
         leaf = image.detach().requires_grad_()
 
         def compute() -> tuple[Tensor, Tensor]:
             values = self.loss(leaf, loss, draws, *stream)
-            return gradient_of(values.sum(), leaf), values.detach()
+            return values.detach(), gradient_of(values.sum(), leaf)
 
         with torch.enable_grad():
-            found = within_memory(self.victim.module, image, compute)
+            found = within_memory(self.model.module, image, compute)
         self.tick()
         return found
 
 
+@dataclass(frozen=True)
+class Method:
+    """What the runner needs to know of an attack, besides its settings.
+
+    The functions take a namespace with all settings, ``defense``, ``x`` and ``options``.
+
+    title: shown with the progress; may name settings, "{attack}".
+    function: attacks one batch.
+    queries: how many gradients or queries the attack makes of each batch.
+    copies: how often it repeats each point, which bounds the batch as the draws do.
+    prepare: runs once, before all batches.
+    fold: the attack sees the defence through its batches only, so it may be put around a folded,
+        faster copy of F.
+    """
+
+    title: str
+    function: Callable[..., Any]
+    queries: Callable[[Any], int]
+    copies: Callable[[Any], int] = lambda _: 1
+    prepare: Callable[[Any], Any] = lambda _: None
+    fold: bool = True
+
+
+def attack(title: str, **method: Any) -> Callable[[Callable[..., BatchResult]], Any]:
+    """Turn a function ``(batch, *, settings) -> BatchResult`` into a public attack; see ``Method``.
+
+    The attack is called as ``(defense, x, y, *, settings, **options)``; unknown keywords raise
+    TypeError.
+    """
+
+    def decorate(function: Callable[..., BatchResult]) -> Callable[..., AttackResult]:
+        runner = Method(title, function, **method)
+        own = settings_of(function)
+
+        @wraps(function)
+        def call(defense: nn.Module, x: Tensor, y: Tensor, **keywords: Any) -> AttackResult:
+            options = parse_options({k: v for k, v in keywords.items() if k not in own}, own)
+            settings = own | {name: keywords[name] for name in own.keys() & keywords.keys()}
+            return run(runner, defense, x, y, settings, options)
+
+        call.__signature__ = _signature(function)  # type: ignore[attr-defined]
+        call.__doc__ = (function.__doc__ or "").replace(_BATCH, _POINTS)
+        return call
+
+    return decorate
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of the public attack: settings first, then the options."""
+    kind = inspect.Parameter
+    own = inspect.signature(function).parameters.values()
+    return inspect.Signature(
+        [kind(name, kind.POSITIONAL_OR_KEYWORD) for name in ("defense", "x", "y")]
+        + [p for p in own if p.kind is p.KEYWORD_ONLY]
+        + [kind(name, kind.KEYWORD_ONLY, default=value) for name, value in OPTIONS.items()],
+        return_annotation=AttackResult,
+    )
+
+
 @timed(Stage.ATTACKING)
 def run(
-    name: str,
+    method: Method,
     defense: nn.Module,
     x: Tensor,
     y: Tensor,
-    attack: Callable[[Batch], Found],
-    options: Common,
-    *,
-    draws: int,
-    ticks: int,
-    copies: int = 1,
-    judged: nn.Module | None = None,
-    fold: bool = True,
-) -> Attacked:
-    """Attack all points batch by batch, count, and judge the examples.
-
-    Args:
-        name: what the progress shows.
-        defense: what is attacked.
-        x: clean images in [0, 1].
-        y: the true labels.
-        attack: attacks one batch.
-        options: what the caller asked for, see ``Common``; other names are refused.
-        draws: how many draws the attack looks at in one go, which bounds the batch.
-        ticks: how many gradients or queries the attack makes of each batch.
-        copies: how often the attack repeats each point, which bounds the batch too.
-        judged: what the examples are to fool, if that is not ``defense`` itself.
-        fold: the attack sees the defence through its batches only, so that these may have it
-            around a folded copy of F, which is faster.
-    """
-    for option in options.keys() - Common.__optional_keys__:
-        raise TypeError(str(unknown_name("option", option, Common.__optional_keys__)))
-    check_images(x)
-    x = x.detach()
-    y = check_labels(y, count=len(x)).to(x.device)
-    index = options.get("index")
-    index = (
-        torch.arange(len(x), device=x.device)
-        if index is None
-        else check_index(index, count=len(x), device=x.device)
-    )
-    seed = check_int(options.get("seed", 0), what="seed", least=0)
-    batch_size = check_int(options.get("batch_size", 256), what="batch_size", least=1)
-    ball = Ball(options.get("norm", "linf"), options.get("eps", 8 / 255))
-    precision = options.get("precision", "32-true")
-    attacked = defense
-    if fold:
-        attacked = accelerate(defense, x, images=ticks * len(x), precision=precision)
-    victim = Victim(attacked, x, seed=seed)
-    target = _targets(victim, x, y, index, seed, options)
-    one, many = victim.images(1), victim.images(check_int(draws, what="draws", least=1))
-    images = max(many, copies * one)
-    rows = max(1, batch_size // images)
-    parts = torch.arange(len(x), device=x.device).split(rows)
-    ranks = options.get("ranks", ALONE)
-    with (
-        options.get("progress", SILENT).task(name, total=len(parts) * ticks) as task,
-        victim.counting(),
-        torch.no_grad(),
-    ):
-
-        def tick() -> None:
-            task.advance(ranks.size)
-
-        def attack_part(part: Tensor) -> Found:
-            return attack(
-                Batch(
-                    victim,
-                    x[part],
-                    y[part],
-                    None if target is None else target[part],
-                    index[part],
-                    ball,
-                    seed,
-                    tick,
-                )
-            )
-
-        found = ranks.share(parts, attack_part)
+    settings: Mapping[str, Any],
+    options: AttackOptions,
+) -> AttackResult:
+    """Attack all points and evaluate the success of the examples on fresh draws."""
+    points = check_points(x, y, options.index)
+    found, passes = perturb(method, defense, points, settings, options)
     examples = torch.cat([one.examples for one in found]).detach().to(x.device)
-    delta = examples - x
-    return Attacked(
+    delta = examples - points.x
+    fooled = judge(
+        defense,
+        examples,
+        points.y,
+        repeats=options.repeats,
+        index=points.index,
+        batch_size=options.batch_size,
+        ranks=options.ranks,
+    )
+    return AttackResult(
         examples=examples,
         loss=torch.cat([one.loss for one in found]).detach().to(x.device),
-        fooled=judge(
-            defense if judged is None else judged,
-            examples,
-            y,
-            repeats=options.get("repeats", 5),
-            index=index,
-            batch_size=batch_size,
-            ranks=ranks,
-        ),
+        fooled=fooled,
         linf=delta.abs().flatten(1).amax(1),
         l2=length(delta),
-        forward=ranks.total(victim.passes.forward),
-        backward=ranks.total(victim.passes.backward),
+        forward=options.ranks.total(passes.forward),
+        backward=options.ranks.total(passes.backward),
         trace=torch.cat([one.trace for one in found], dim=1).double().mean(1).detach().cpu(),
     )
 
 
+@timed(Stage.ATTACKING)
+def perturb(
+    method: Method,
+    defense: nn.Module,
+    points: Points,
+    settings: Mapping[str, Any],
+    options: AttackOptions,
+) -> tuple[list[Any], Passes]:
+    """Attack all points batch by batch; return the batches' results and the passes they took."""
+    check_types(method.function, settings)
+    x, ranks = points.x, options.ranks
+    call = SimpleNamespace(defense=defense, x=x, options=options, **settings)
+    queries, prepared = method.queries(call), method.prepare(call)
+    module = defense.inference if isinstance(defense, MixupDetector) else defense
+    if method.fold:
+        module = accelerate(module, x, images=queries * len(x), precision=options.precision)
+    model = QueryModel(module, x, seed=options.seed)
+    draws = settings.get("draws", settings.get("samples"))
+    target = _targets(model, points, draws and 1, options)
+    parts = torch.arange(len(x), device=x.device).split(
+        _batch_rows(model, x, draws, method.copies(call), options.batch_size)
+    )
+    task = options.progress.task(method.title.format(**settings), total=len(parts) * queries)
+    with task as progress, model.counting(), torch.no_grad():
+
+        def attack_part(rows: Tensor) -> Any:
+            batch = Batch(
+                model=model,
+                x=x[rows],
+                y=points.y[rows],
+                target=None if target is None else target[rows],
+                index=points.index[rows],
+                rows=rows,
+                threat_model=options.threat_model,
+                seed=options.seed,
+                prepared=prepared,
+                tick=lambda: progress.advance(ranks.size),
+            )
+            return method.function(batch, **settings)
+
+        return ranks.share(parts, attack_part), model.passes
+
+
+def _batch_rows(
+    model: QueryModel, x: Tensor, draws: int | None, copies: int, batch_size: int
+) -> int:
+    """Return how many points to attack at a time."""
+    if draws is not None:
+        return max(1, batch_size // max(model.images(draws), copies * model.images(1)))
+    if isinstance(model.module, Defense):
+        return batch_size
+    return min(batch_size, batch_for(x, model.module))
+
+
 def _targets(
-    victim: Victim, x: Tensor, y: Tensor, index: Tensor, seed: int, options: Common
+    model: QueryModel, points: Points, draws: int | None, options: AttackOptions
 ) -> Tensor | None:
-    """The classes to go towards, if the attack is targeted; the same ones as ``pgd``'s."""
-    targets = options.get("targets")
-    if targets is not None:
-        return check_labels(targets, count=len(x), what="targets").to(x.device)
-    if not options.get("targeted", False):
+    """Return the classes to go towards, if the attack is targeted."""
+    x, y, index = points.x, points.y, points.index
+    if options.targets is not None:
+        return check_labels(options.targets, count=len(x), what="targets").to(x.device)
+    if not options.targeted:
         return None
     with torch.no_grad():
-        classes = victim.log_probs(x[:1], index[:1], 1, "classes").shape[2]
-    return random_targets(check_labels(y, count=len(x), classes=classes), classes, seed=seed,
-                          index=index)  # fmt: skip
+        classes = model.log_probs(x[:1], index[:1], draws, "classes").shape[2]
+    check_labels(y, count=len(x), classes=classes)
+    return random_targets(y, classes, seed=options.seed, index=index)
 
 
-def step_size(step: float | None, options: Common) -> float:
-    """The size of a step; a quarter of eps where it is not given."""
-    if step is None:
-        return check_number(options.get("eps", 8 / 255), what="eps", least=0) / 4
-    return check_number(step, what="step", least=0)
+def within_threat_model(
+    title: str, batch: Batch, images: Tensor, *, bounded: bool = True
+) -> Tensor:
+    """Project images that others made; warn if they left the ball although they were told of it.
 
-
-def step_sizes(step: float, steps: int, schedule: str) -> list[float]:
-    """The sizes of all steps: constant, or falling to zero linearly or along a cosine.
-
-    >>> step_sizes(1.0, 4, "linear")
-    [1.0, 0.75, 0.5, 0.25]
+    Pixels that are NaN or infinite stay as they were in x.
     """
-    shapes: dict[str, Callable[[float], float]] = {
-        "constant": lambda _: 1.0,
-        "linear": lambda share: 1 - share,
-        "cosine": lambda share: (1 + math.cos(math.pi * share)) / 2,
-    }
-    if not isinstance(schedule, str) or schedule not in shapes:
-        raise InputError(f"schedule must be one of {', '.join(shapes)}; saw {schedule!r}.")
-    return [step * shapes[schedule](number / steps) for number in range(steps)]
+    if images.shape != batch.x.shape:
+        raise InputError(f"{title} gave shape {tuple(images.shape)}, not {tuple(batch.x.shape)}.")
+    images = torch.where(images.isfinite(), images, batch.x)
+    inside = batch.threat_model.project(batch.x, images)
+    far = float((images - inside).abs().max())
+    if bounded and far > _SLACK:
+        norm = batch.threat_model.norm
+        warnings.warn(
+            f"{title} left the {norm} ball by {far:.2g} in a pixel; it was put back.",
+            MixupInferenceWarning,
+            stacklevel=2,
+        )
+    return inside

@@ -1,130 +1,123 @@
-"""Attacks on detection: examples that are misclassified and keep the gap under the threshold."""
+"""Attacks on detection: misclassified examples whose gap stays under the threshold."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal, Unpack
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from mixup_inference.attacks.base import Attacked, Batch, Common, Found, run, step_size, step_sizes
-from mixup_inference.attacks.eot import Schedule, ascend
+from mixup_inference.attacks.base import Batch, BatchResult, attack
 from mixup_inference.attacks.losses import get_loss
-from mixup_inference.attacks.query import Victim
+from mixup_inference.attacks.options import Count, Natural, NotNegative, Range
+from mixup_inference.attacks.pgd import ascend
+from mixup_inference.attacks.query import QueryModel
 from mixup_inference.attacks.success import judge
-from mixup_inference.attacks.threat_model import climb, gradient_of, per_sample
+from mixup_inference.attacks.threat_model import Schedule, gradient_ascent, gradient_of, per_sample
 from mixup_inference.defenses.combined import CombinedInference
-from mixup_inference.defenses.mixup import Convention, MixupInference, gap
+from mixup_inference.defenses.gap import Convention, gap
+from mixup_inference.defenses.mixup import MixupInference
 from mixup_inference.detection import MixupDetector
-from mixup_inference.errors import InputError, unknown_name
-from mixup_inference.validation import check_int, check_labels, check_number
+from mixup_inference.errors import InputError
+from mixup_inference.validation import check_labels
 
 Method = Literal["selective", "orthogonal", "lagrangian"]
 
 METHODS = ("selective", "orthogonal", "lagrangian")
 
-#: How many answers of MI-Combined decide between the two ways to fool it.
+#: Answers of MI-Combined that decide between the two ways to fool it.
 CHOOSING = 5
 
 
+@attack(
+    "detector-aware",
+    queries=lambda call: call.steps * (1 if isinstance(call.defense, MixupDetector) else 2),
+    prepare=lambda call: _gate(call.defense),
+)
 def detector_aware(
-    detector: MixupDetector | CombinedInference,
-    x: Tensor,
-    y: Tensor,
+    batch: Batch,
     *,
-    steps: int = 100,
-    step: float | None = None,
-    draws: int = 10,
+    steps: Natural = 100,
+    step: NotNegative | None = None,
+    draws: Count = 10,
     method: Method = "selective",
-    weight: float = 1.0,
-    margin: float = 0.0,
+    weight: NotNegative = 1.0,
+    margin: Annotated[float, Range(-1, 1)] = 0.0,
     schedule: Schedule = "constant",
-    **options: Unpack[Common],
-) -> Attacked:
-    """Examples that F has wrong and whose gap stays under the threshold.
+) -> BatchResult:
+    """Examples that F misclassifies and whose gap stays under the threshold.
 
     Each step has two gradients: that of F's cross-entropy at x, and that of the gap over K fresh
-    draws, which starts from F's prediction at the iterate. Of all iterates, the one with the
-    lowest gap among those that F has wrong is returned; if there is none, the one that came
-    nearest. The lowest of many estimates flatters itself, so the loss is taken on other draws.
+    draws, which starts from F's prediction at the iterate. The result is the iterate with the
+    lowest gap among those that F misclassifies; if there is none, the one that came nearest. The
+    lowest of many estimates is biased, so the loss is estimated on other draws.
 
-    For a detector, ``fooled`` says "F is wrong and nothing is flagged", so ``success`` is that at
-    the calibrated threshold, and of the points that F has wrong, the others are flagged. The loss
-    is the smaller of two distances, of a wrong class's lead to 0 and of the gap to the threshold.
+    For a detector, ``fooled`` means "F is wrong and the input is not flagged", so ``success`` is
+    that rate at the calibrated threshold. The loss is the smaller of two distances: of a wrong
+    class's lead to 0, and of the gap to the threshold.
 
-    MI-Combined can be fooled in a second way too: detected, with MI-OL wrong. That one is
-    ``eot_pgd`` on MI-OL; of both, each point keeps the one that fools more of five answers on
-    draws of their own, of equals the one where a wrong class leads by more. The loss is then the
-    lead of a wrong class in the answer, at x and at last.
+    MI-Combined can be fooled in a second way: detected, with MI-OL wrong. That one is ``eot_pgd``
+    on MI-OL; of both, each point keeps the one that fools more of five answers on draws of their
+    own, of equals the one where a wrong class leads by more. The loss is then the lead of a wrong
+    class in the answer, at x and at the end.
 
     Args:
-        detector: a detector with its threshold set, or MI-Combined.
-        x: clean images in [0, 1].
-        y: the true labels.
-        steps: how many, of each way.
+        batch: the points under attack.
+        steps: how many, for each of the two ways.
         step: size of a step; a quarter of eps by default.
         draws: K, over which the gap is averaged at every step.
         method: which way to step. "selective": along the cross-entropy until F is wrong, then
-            down the gap (Bryniarski et al., 2021). "orthogonal": the same, without the part that
-            works against the other aim. (They drop what works for it as well; here that keeps F
-            right, as a lower confidence is both a smaller gap and a larger cross-entropy.)
+            down the gap (Bryniarski et al., 2021). "orthogonal": the same, without the component
+            against the other goal. (They drop the component along it as well; here that would keep
+            F right, as a lower confidence is both a smaller gap and a larger cross-entropy.)
             "lagrangian": along cross-entropy - weight * gap.
         weight: of the gap in "lagrangian".
         margin: by how much a wrong class must lead, in probability, for F to count as wrong.
         schedule: of the step size.
-        **options: see ``Common``.
+        **options: see ``AttackOptions``.
     """
-    if method not in METHODS:
-        raise unknown_name("method", method, METHODS)
     plan = _Plan(
-        gate=_gate(detector),
-        sizes=step_sizes(
-            step_size(step, options), check_int(steps, what="steps", least=0), schedule
-        ),
-        draws=check_int(draws, what="draws", least=1),
+        gate=batch.prepared,
+        sizes=batch.step_sizes(step, steps, schedule),
+        draws=draws,
         method=method,
-        weight=check_number(weight, what="weight", least=0),
-        margin=check_number(margin, what="margin", least=-1, most=1),
+        weight=weight,
+        margin=margin,
     )
-    if isinstance(detector, MixupDetector):
-        return run(
-            "detector-aware", detector.inference, x, y, plan.evade, options, draws=draws,
-            ticks=len(plan.sizes), judged=detector,
-        )  # fmt: skip
-    either, ticks = partial(_either, plan), 2 * len(plan.sizes)
-    return run("detector-aware", detector, x, y, either, options, draws=draws, ticks=ticks)
+    if isinstance(batch.model.module, CombinedInference):
+        return _either(plan, batch)
+    return plan.evade(batch)
 
 
 @dataclass(frozen=True)
 class _Gate:
-    """What lets an input pass: a gap that does not exceed the threshold."""
+    """An input passes if its gap does not exceed the threshold."""
 
     threshold: float
     convention: Convention
-    frozen: int | None = None  # how many draws, if they are always the same
 
-    def look(
+    def query(
         self, batch: Batch, image: Tensor, draws: int, *stream: str | int
     ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of F, shape (points, 1, classes), and the gap over the draws."""
-        name, index = ("index", repr(("attack", batch.seed, *stream))), batch.index
-        if self.frozen is not None:  # those of MI-Combined
-            name, index, draws = ("detect", "frozen"), torch.zeros_like(index), self.frozen
-        attacked = batch.victim.module
+        """Return log-probabilities of F, shape (points, 1, classes), and the gap over the draws."""
+        attacked = batch.model.module
         inference = attacked.detector if isinstance(attacked, CombinedInference) else attacked
         assert isinstance(inference, MixupInference)
+        if isinstance(attacked, CombinedInference) and not attacked.fresh:
+            numbers, _ = attacked.part_numbers(image)  # those that decide its answer
+        else:
+            name = repr(("attack", batch.seed, *stream))
+            numbers = inference.numbers(image, batch.index, name, draws=draws)
         before = inference.base_log_probs(image)
         check_labels(batch.y, count=len(image), classes=before.shape[1])
-        after = inference.average(image, before.detach().argmax(1), name, index, draws)
+        after = inference.average(image, before.detach().argmax(1), numbers)
         return before[:, None], gap(before, after, self.convention)
 
 
 def _gate(detector: MixupDetector | CombinedInference) -> _Gate:
     if isinstance(detector, CombinedInference):
-        frozen = None if detector.fresh else detector.draws
-        return _Gate(detector.threshold, detector.convention, frozen)
+        return _Gate(detector.threshold, detector.convention)
     if not isinstance(detector, MixupDetector):
         raise InputError(
             "detector_aware attacks a MixupDetector or a CombinedInference; saw "
@@ -146,8 +139,8 @@ class _Plan:
     weight: float
     margin: float
 
-    def evade(self, batch: Batch) -> Found:
-        """Misclassified and not detected."""
+    def evade(self, batch: Batch) -> BatchResult:
+        """Find examples that are misclassified and not detected."""
         best, highest = batch.x, torch.full_like(batch.x[:, 0, 0, 0], -torch.inf)
         losses: list[Tensor] = []
 
@@ -161,7 +154,7 @@ class _Plan:
         def gradient(image: Tensor, number: int) -> Tensor:
             leaf = image.detach().requires_grad_()
             with torch.enable_grad():
-                log_p, score = self.gate.look(batch, leaf, self.draws, "gap", number)
+                log_p, score = self.gate.query(batch, leaf, self.draws, "gap", number)
                 wrong = get_loss("ce")(log_p, batch.y, batch.target)
                 lead = get_loss("margin")(log_p.detach(), batch.y, batch.target)
                 direction = self._direction(leaf, wrong, -score, lead > self.margin)
@@ -171,35 +164,35 @@ class _Plan:
             return direction
 
         image = batch.start()
-        for iterate in climb(batch.x, image, batch.ball, gradient, self.sizes):
+        for iterate in gradient_ascent(batch.x, image, batch.threat_model, gradient, self.sizes):
             image = iterate
         keep(image, *self._both(batch, image, "gap", len(self.sizes)))
         last = self._loss(*self._both(batch, best, "last gap"))
-        return Found(best, last, torch.stack([*losses, last]))
+        return BatchResult(best, last, torch.stack([*losses, last]))
 
     def _both(self, batch: Batch, image: Tensor, *stream: str | int) -> tuple[Tensor, Tensor]:
-        """By how much a wrong class leads, and the gap."""
-        log_p, score = self.gate.look(batch, image, self.draws, *stream)
+        """Return by how much a wrong class leads, and the gap."""
+        log_p, score = self.gate.query(batch, image, self.draws, *stream)
         return get_loss("margin")(log_p, batch.y, batch.target), score
 
     def _loss(self, lead: Tensor, score: Tensor) -> Tensor:
-        """Positive where F is wrong and the input passes."""
+        """Return a loss that is positive where F is wrong and the input passes."""
         return torch.minimum(lead, self.gate.threshold - score)
 
     def _direction(self, leaf: Tensor, wrong: Tensor, hidden: Tensor, is_wrong: Tensor) -> Tensor:
-        """Where to go from here; ``wrong`` and ``hidden`` are the two aims, to be raised."""
+        """Return the direction of a step; ``wrong`` and ``hidden`` are the two goals to raise."""
         if self.method == "lagrangian":
             return gradient_of((wrong + self.weight * hidden).sum(), leaf)
         if self.method == "selective":
             return gradient_of(torch.where(is_wrong, hidden, wrong).sum(), leaf)
-        first = gradient_of(wrong.sum(), leaf, again=True)
+        first = gradient_of(wrong.sum(), leaf, retain_graph=True)
         second = gradient_of(hidden.sum(), leaf)
         rows = per_sample(is_wrong)
         return without_conflict(torch.where(rows, second, first), torch.where(rows, first, second))
 
 
 def without_conflict(direction: Tensor, other: Tensor) -> Tensor:
-    """The direction less its part against the other one, for each sample: never downhill there.
+    """Remove the component against the other direction, for each sample: never downhill there.
 
     >>> one, other = torch.tensor([[[[1.0, 1.0]]]]), torch.tensor([[[[-2.0, 0.0]]]])
     >>> without_conflict(one, other).flatten().tolist()
@@ -210,13 +203,13 @@ def without_conflict(direction: Tensor, other: Tensor) -> Tensor:
     return direction - per_sample(along / square) * other
 
 
-def _either(plan: _Plan, batch: Batch) -> Found:
-    """Not detected and F wrong, or detected and MI-OL wrong: what fools more, point by point."""
-    combined = batch.victim.module
+def _either(plan: _Plan, batch: Batch) -> BatchResult:
+    """Evade detection, or be detected and fool MI-OL: whichever fools more, point by point."""
+    combined = batch.model.module
     assert isinstance(combined, CombinedInference)
-    answering = batch  # a frozen one answers with its own draws: climb its whole answer
+    answering = batch  # a frozen one answers with its own draws: attack its whole answer
     if combined.fresh:
-        answering = replace(batch, victim=Victim(combined.defender, batch.x, seed=batch.seed))
+        answering = replace(batch, model=QueryModel(combined.defender, batch.x, seed=batch.seed))
     ways = (
         plan.evade(batch).examples,
         ascend(answering, batch.start(), plan.sizes, "ce", plan.draws).examples,
@@ -224,7 +217,7 @@ def _either(plan: _Plan, batch: Batch) -> Found:
     stream = repr(("attack", batch.seed, "choose"))
 
     def strength(way: Tensor) -> Tensor:
-        """Answers fooled; among equals, by how much a wrong class leads (less than one answer)."""
+        """Count the fooled answers; ties are broken by the lead of a wrong class."""
         wrong = judge(combined, way, batch.y, repeats=CHOOSING, index=batch.index, stream=stream)
         lead = batch.loss(way, "margin", plan.draws, "choose")
         return wrong.sum(1).to(lead) + lead / 2
@@ -233,4 +226,4 @@ def _either(plan: _Plan, batch: Batch) -> Found:
     examples = torch.where(per_sample(seen > hidden), ways[1], ways[0])
     first = batch.loss(batch.x, "margin", plan.draws, "first")
     last = batch.loss(examples, "margin", plan.draws, "last")
-    return Found(examples, last, torch.stack([first, last]))
+    return BatchResult(examples, last, torch.stack([first, last]))

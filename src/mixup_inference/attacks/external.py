@@ -1,30 +1,31 @@
-"""How each attack library is called: with our images, labels, eps and norm in its own way."""
+"""Attacks of foolbox, torchattacks, ART and AutoAttack, each called in its library's own way."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
 import inspect
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mixup_inference.attacks.base import Attacked, Batch, Common, Found, run
+from mixup_inference.attacks.base import Batch, BatchResult, within_threat_model
+from mixup_inference.attacks.base import attack as batch_attack
 from mixup_inference.attacks.losses import get_loss
-from mixup_inference.attacks.query import Averaged, other_generators_kept, seeded
-from mixup_inference.attacks.threat_model import Ball, Norm
+from mixup_inference.attacks.options import Count
+from mixup_inference.attacks.query import Averaged, lent, other_generators_kept
+from mixup_inference.attacks.threat_model import Norm, ThreatModel
 from mixup_inference.draws import derive_seed
-from mixup_inference.errors import InputError, MixupInferenceWarning, unknown_name
-from mixup_inference.models.call import dtype_of, eval_mode
+from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.models.call import dtype_of
 from mixup_inference.utils.profiling import Stage, timed
-from mixup_inference.validation import check_images, check_int, check_labels
+from mixup_inference.validation import check_labels
 
 #: AutoAttack's attacks that run alone.
 SINGLE = ["apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square"]
@@ -32,7 +33,7 @@ SINGLE = ["apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square"]
 
 @dataclass(frozen=True)
 class Job:
-    """What a library is handed."""
+    """What a library is given."""
 
     name: str
     maker: Any
@@ -44,17 +45,17 @@ class Job:
 
     @property
     def x(self) -> Tensor:
-        """Images that are not a rounding error outside of [0, 1]; some libraries insist."""
+        """The images, clipped to [0, 1], as some libraries insist."""
         return self.batch.x.clamp(0, 1)
 
     @property
     def labels(self) -> Tensor:
-        """Where to go away from, or where to go."""
+        """The classes to go away from, or towards."""
         return self.batch.y if self.batch.target is None else self.batch.target
 
     def arguments(self, **ours: Any) -> dict[str, Any]:
-        """Of our arguments those that the class takes, and the caller's settings."""
-        known, radius, eps = takes(self.maker), _radius(self.maker), self.batch.ball.eps
+        """Return those of our arguments that the class takes, and the caller's settings."""
+        known, radius, eps = takes(self.maker), _radius(self.maker), self.batch.threat_model.eps
         if radius is not None:
             ours[radius] = eps
             for step in known.keys() & {"alpha", "eps_step"}:
@@ -67,13 +68,13 @@ def _foolbox(job: Job) -> Tensor:
     model = foolbox.PyTorchModel(job.model, bounds=(0, 1), device=job.x.device)
     kind = "Misclassification" if job.batch.target is None else "TargetedMisclassification"
     criterion = getattr(foolbox.criteria, kind)(job.labels)
-    eps = job.batch.ball.eps if is_fixed(job.maker) else None
+    eps = job.batch.threat_model.eps if is_fixed(job.maker) else None
     out: Tensor = job.maker(**job.settings)(model, job.x, criterion, epsilons=eps)[1]
     return out
 
 
 def _torchattacks(job: Job) -> Tensor:
-    norm = {"linf": "Linf", "l2": "L2"}[job.batch.ball.norm]
+    norm = {"linf": "Linf", "l2": "L2"}[job.batch.threat_model.norm]
     attack = job.maker(job.model, **job.arguments(norm=norm, seed=job.seed, n_classes=job.classes))
     attack.set_device(job.x.device)
     if job.batch.target is not None:
@@ -91,7 +92,7 @@ def _art(job: Job) -> Tensor:
     targeted = job.batch.target is not None
     if targeted and "targeted" not in takes(job.maker):
         raise InputError(f"art:{job.name} cannot go towards a class; leave targeted out.")
-    norm = {"linf": np.inf, "l2": 2}[job.batch.ball.norm]
+    norm = {"linf": np.inf, "l2": 2}[job.batch.threat_model.norm]
     ours = {"norm": norm, "targeted": targeted, "batch_size": len(job.x), "verbose": False}
     attack = job.maker(classifier, **job.arguments(**ours))
     labels = functional.one_hot(job.labels, job.classes)
@@ -103,8 +104,9 @@ def _autoattack(job: Job) -> Tensor:
     if job.batch.target is not None:
         raise InputError("AutoAttack chooses its targets itself; leave targeted and targets out.")
     single = job.name in SINGLE
+    threat_model = job.batch.threat_model
     attack = job.maker(
-        job.model, norm={"linf": "Linf", "l2": "L2"}[job.batch.ball.norm], eps=job.batch.ball.eps,
+        job.model, norm={"linf": "Linf", "l2": "L2"}[threat_model.norm], eps=threat_model.eps,
         seed=job.seed, device=job.x.device, version="custom" if single else job.name,
         attacks=[job.name] if single else None,
     )  # fmt: skip
@@ -131,7 +133,7 @@ def takes(maker: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _radius(maker: Any) -> str | None:
-    """What the class calls eps, if it is told of it when made."""
+    """Return the class's name for eps, if its constructor takes one."""
     return next((name for name in ("eps", "max_epsilon") if name in takes(maker)), None)
 
 
@@ -166,72 +168,64 @@ _AUTOATTACK = ["eot_iter", "n_iter", "n_queries", "n_restarts", "n_target_classe
 #: Settings by which libraries write logs to a folder of the caller's choice.
 _LOGS = {"summary_writer", "tensorboard"}
 
-_SLACK = 1e-5  # how far outside of its ball a library may end by rounding
+
+def _prepared(call: Any) -> tuple[Any, Averaged]:
+    """Return the library's class, and the defence as the library sees it."""
+    maker = check_peer(call.attack, call.settings, norm=call.options.norm)
+    return maker, _Boxed(call.defense, call.x, draws=call.draws, seed=call.options.seed)
 
 
+@batch_attack("{attack}", queries=lambda _: 1, prepare=_prepared, fold=False)
 def peer_attack(
-    defense: nn.Module,
-    x: Tensor,
-    y: Tensor,
+    batch: Batch,
     *,
     attack: str = "foolbox:LinfPGD",
-    draws: int = 10,
+    draws: Count = 10,
     settings: Mapping[str, Any] | None = None,
-    **options: Unpack[Common],
-) -> Attacked:
+) -> BatchResult:
     """An attack of another library, on the log of the mean prediction over K fresh draws.
 
-    The library sees a plain classifier (``Averaged``); its examples are judged as all others are.
-    That matters: AutoAttack, also in its "rand" version, takes a point as broken after a single
-    wrong answer and stops there, so lucky draws count; and what it does not break stays at x.
+    The library sees a plain classifier (``Averaged``); success is evaluated as for all attacks.
+    That matters: AutoAttack, also in its "rand" version, counts a point as broken after a single
+    wrong answer and stops there, so lucky draws count; and points that it does not break stay at x.
 
-    eps, norm and targets are handed over in each library's own way; all else has its defaults,
-    with step sizes in their usual ratio to eps. Attacks that look for the nearest example instead
-    (DeepFool, C&W, DDN, ...) ignore eps; what they find is moved to the nearest point of the ball,
-    where it may no longer fool. Where a library returns NaN, the pixel stays what it was.
+    eps, norm and targets are passed in each library's own way; the other settings keep their
+    defaults, with step sizes in their usual ratio to eps. Attacks that search for the nearest
+    example instead (DeepFool, C&W, DDN, ...) ignore eps; their examples are projected onto the
+    ball, where they may no longer fool. Where a library returns NaN, the pixel stays as in x.
 
-    The libraries' randomness is torch's, NumPy's and Python's global one, seeded for each batch
-    and put back afterwards. They drop and reorder points, so draws belong to a row of a call here:
-    the same settings give the same examples, another batch size gives others. The loss is the
-    cross-entropy of the mean prediction; its trace has x and the example.
+    The libraries draw from torch's, NumPy's and Python's global generators, which are seeded for
+    each batch and restored afterwards. They drop and reorder points, so draws belong to a row of a
+    call here: the same settings give the same examples, another batch size gives others. The loss
+    is the cross-entropy of the mean prediction; its trace has x and the example.
 
     Args:
-        defense: a defence, or any classifier.
-        x: clean images in [0, 1].
-        y: the true labels.
+        batch: the points under attack.
         attack: the library and its name for the attack, see ``peer_names``: "foolbox:LinfPGD",
             "torchattacks:APGD", "art:SquareAttack", "autoattack:apgd-ce". AutoAttack's "rand"
             averages 20 gradients by itself: give it draws=1.
         draws: K.
         settings: keyword arguments of the library's class; for AutoAttack n_iter, n_restarts,
             eot_iter, n_queries, n_target_classes, p_init, rho.
-        **options: see ``Common``.
+        **options: see ``AttackOptions``.
     """
     library, _, name = attack.partition(":")
-    settings = dict(settings or {})
-    maker = check_peer(attack, settings, norm=options.get("norm", "linf"))
-    draws = check_int(draws, what="draws", least=1)
-    seed = check_int(options.get("seed", 0), what="seed", least=0)
-    model = _Boxed(defense, check_images(x).detach(), draws=draws, seed=seed)
-
-    def craft(batch: Batch) -> Found:
-        log_p = batch.victim.log_probs(batch.x, batch.index, draws, "first")
-        check_labels(batch.y, count=len(batch.y), classes=log_p.shape[2])
-        key = derive_seed(seed, "peer", attack, int(batch.index[0])) % 2**32
-        job = Job(name, maker, model, batch, log_p.shape[2], key, settings)
-        with _lent(defense, key, x), _translated(attack), timed(Stage.PEERS):
-            out = RUNNERS[library](job).detach().to(x)
-        examples = _inside(attack, batch, out, bounded=norm_of(maker) is not None)
-        batch.tick()
-        first = get_loss("ce")(log_p, batch.y, batch.target)
-        last = batch.loss(examples, "ce", draws, "last")
-        return Found(examples, last, torch.stack([first, last]))
-
-    return run(attack, defense, x, y, craft, options, draws=draws, ticks=1, fold=False)
+    maker, model = batch.prepared
+    log_p = batch.model.log_probs(batch.x, batch.index, draws, "first")
+    check_labels(batch.y, count=len(batch.y), classes=log_p.shape[2])
+    key = derive_seed(batch.seed, "peer", attack, int(batch.index[0])) % 2**32
+    job = Job(name, maker, model, batch, log_p.shape[2], key, dict(settings or {}))
+    with lent(model.module, key, batch.x), _translated(attack), timed(Stage.PEERS):
+        out = RUNNERS[library](job).detach().to(batch.x)
+    examples = within_threat_model(attack, batch, out, bounded=norm_of(maker) is not None)
+    batch.tick()
+    first = get_loss("ce")(log_p, batch.y, batch.target)
+    last = batch.loss(examples, "ce", draws, "last")
+    return BatchResult(examples, last, torch.stack([first, last]))
 
 
 def peer_names(library: str) -> list[str]:
-    """The attacks of a library that ``peer_attack`` knows, without the library's name."""
+    """Return the attacks of a library that ``peer_attack`` knows, without the library's name."""
     module = _import(library)
     if library == "autoattack":
         return sorted(SINGLE + _VERSIONS)
@@ -249,17 +243,17 @@ def peer_names(library: str) -> list[str]:
     return [name for name in names if fits(name)]
 
 
-def library_version(attack: str) -> str | None:
-    """The version of the library that ``library:Name`` belongs to; None for attacks of ours."""
+def installed_version(attack: str) -> str:
+    """Return the version of the library that ``library:Name`` belongs to."""
     packages = {"art": "adversarial-robustness-toolbox", "autoattack": "pyautoattack"}
-    library, colon, _ = attack.partition(":")
-    return importlib.metadata.version(packages.get(library, library)) if colon else None
+    library = attack.partition(":")[0]
+    return importlib.metadata.version(packages.get(library, library))
 
 
 def check_peer(
     attack: str, settings: Mapping[str, Any] | None = None, *, norm: Norm | None = None
 ) -> Any:
-    """The class of an attack; refuses a missing library, unknown names, settings and norms."""
+    """Return the class of an attack; refuse missing libraries, unknown names, settings, norms."""
     library, _, name = attack.partition(":")
     module, names = _import(library), peer_names(library)
     if name not in names:
@@ -280,7 +274,7 @@ def check_peer(
 
 
 class _Boxed(Averaged):
-    """For attacks that look outside of [0, 1]: they see the nearest image, gradients pass."""
+    """For attacks that leave [0, 1]: they see the nearest image, and gradients pass through."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Log-probabilities, shape (batch, classes)."""
@@ -289,48 +283,14 @@ class _Boxed(Averaged):
 
 
 @contextmanager
-def _lent(module: nn.Module, seed: int, x: Tensor) -> Iterator[None]:
-    """Lend a module to a library, with seeds; afterwards it and all generators are as before."""
-    weights = [weight for weight in module.parameters() if weight.requires_grad]
-    for weight in weights:
-        weight.requires_grad = False
-    try:
-        with (
-            eval_mode(module) if module.training else nullcontext(),
-            seeded(seed, module, x),
-            torch.enable_grad(),
-        ):
-            yield
-    finally:
-        for weight in weights:
-            weight.requires_grad = True
-
-
-@contextmanager
 def _translated(attack: str) -> Iterator[None]:
-    """What a library refuses, in our words."""
+    """Turn a library's refusal into an InputError."""
     try:
         yield
     except InputError:
         raise
     except (TypeError, ValueError, IndexError, AssertionError, NotImplementedError) as error:
         raise InputError(f"{attack} refuses this model or these settings: {error!r}.") from error
-
-
-def _inside(attack: str, batch: Batch, out: Tensor, *, bounded: bool) -> Tensor:
-    """The library's images in our ball; a word when one that was told of the ball left it."""
-    if out.shape != batch.x.shape:
-        raise InputError(f"{attack} gave shape {tuple(out.shape)}, not {tuple(batch.x.shape)}.")
-    out = torch.where(out.isfinite(), out, batch.x)
-    inside = batch.ball.project(batch.x, out)
-    far = float((out - inside).abs().max())
-    if bounded and far > _SLACK:
-        warnings.warn(
-            f"{attack} left the {batch.ball.norm} ball by {far:.2g} in a pixel; it was put back.",
-            MixupInferenceWarning,
-            stacklevel=2,
-        )
-    return inside
 
 
 def _import(library: str) -> Any:
@@ -350,7 +310,7 @@ def _classes(module: Any, kind: type) -> list[str]:
 
 
 def _check_norm(attack: str, maker: Any, norm: Norm) -> None:
-    Ball(norm, 0.0)  # which knows what norms there are
+    ThreatModel(norm, 0.0)  # refuses unknown norms
     known = norm_of(maker)
     if known not in (None, "any", norm):
         raise InputError(

@@ -1,225 +1,197 @@
-"""Projected gradient descent (Eq. 18): one loop for both norms, both modes, all step counts."""
+"""Projected gradient descent (Eq. 18): oblivious, on the expectation over draws, seed known."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Literal, TypedDict, Unpack, overload
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import wraps
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from mixup_inference.attacks.query import Precision, accelerate
-from mixup_inference.attacks.threat_model import Ball, Norm, climb, gradient_of
-from mixup_inference.defenses import StochasticModule, within_memory
-from mixup_inference.draws import Draws, make_key
-from mixup_inference.errors import InputError, unknown_name
-from mixup_inference.models.call import batch_for, logits_of
-from mixup_inference.utils.distributed import ALONE, Ranks
-from mixup_inference.utils.profiling import Stage, timed
-from mixup_inference.utils.progress import SILENT, Progress
-from mixup_inference.validation import (
-    check_images,
-    check_index,
-    check_int,
-    check_labels,
-    check_number,
+from mixup_inference.attacks.base import (
+    AttackResult,
+    Batch,
+    BatchResult,
+    Method,
+    attack,
+    perturb,
 )
+from mixup_inference.attacks.losses import LossName
+from mixup_inference.attacks.options import (
+    Count,
+    Natural,
+    NotNegative,
+    parse_options,
+    settings_of,
+)
+from mixup_inference.attacks.query import QueryModel, freeze
+from mixup_inference.attacks.success import check_points
+from mixup_inference.attacks.threat_model import Schedule, gradient_ascent
+from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.models.call import logits_of
+from mixup_inference.validation import check_int, check_labels, check_number
 
 AttackLabels = Literal["true", "predicted"]
 
 
-class PGDOptions(TypedDict, total=False):
-    """The keyword arguments of ``pgd``, for type checkers."""
+def iterates(
+    batch: Batch,
+    start: Tensor,
+    sizes: list[float],
+    *,
+    loss: LossName = "ce",
+    draws: int | None = None,
+    restart: int = 0,
+    fresh: bool = True,
+    momentum: float = 0.0,
+    losses: list[Tensor] | None = None,
+) -> Iterator[Tensor]:
+    """Yield every iterate of PGD on the loss over K draws; ``losses`` collects their losses.
 
-    eps: float
-    step: float
-    steps: int
-    norm: Norm
-    targeted: bool
-    targets: Tensor | None
-    labels: AttackLabels
-    random_start: bool
-    seed: int
-    index: Tensor | None
-    batch_size: int
-    precision: Precision
-    ranks: Ranks
-    progress: Progress
+    Without ``draws`` the model answers as it would answer anybody.
+    """
+
+    def gradient(image: Tensor, number: int) -> Tensor:
+        stream = ("step", restart, number if fresh else 0)
+        values, found = batch.loss_and_gradient(image, loss, draws, *stream)
+        if losses is not None:
+            losses.append(values)
+        return found
+
+    return gradient_ascent(batch.x, start, batch.threat_model, gradient, sizes, momentum=momentum)
 
 
-@overload
-def pgd(model: nn.Module, x: Tensor, y: Tensor, **options: Unpack[PGDOptions]) -> Tensor: ...
+def ascend(
+    batch: Batch, start: Tensor, sizes: list[float], loss: LossName, draws: int, **how: Any
+) -> BatchResult:
+    """Run PGD to its last iterate, and estimate the loss there on draws of its own."""
+    losses: list[Tensor] = []
+    image = start
+    for iterate in iterates(batch, start, sizes, loss=loss, draws=draws, losses=losses, **how):
+        image = iterate
+    last = batch.loss(image, loss, draws, "last")
+    return BatchResult(image, last, torch.stack([*losses, last]))
 
 
-@overload
 def pgd(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
     *,
-    snapshots: Iterable[int],
-    **options: Unpack[PGDOptions],
-) -> dict[int, Tensor]: ...
-
-
-@timed(Stage.ATTACKING)
-def pgd(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    *,
-    eps: float = 8 / 255,
     step: float = 2 / 255,
     steps: int = 10,
-    norm: Norm = "linf",
-    targeted: bool = False,
-    targets: Tensor | None = None,
     labels: AttackLabels = "true",
     random_start: bool = True,
-    seed: int = 0,
-    index: Tensor | None = None,
     snapshots: Iterable[int] | None = None,
-    batch_size: int = 256,
-    precision: Precision = "32-true",
-    ranks: Ranks = ALONE,
-    progress: Progress = SILENT,
-) -> Tensor | dict[int, Tensor]:
-    """Adversarial examples by projected gradient descent on the cross-entropy.
+    **options: Any,
+) -> Any:
+    """Craft adversarial examples by projected gradient descent on the cross-entropy.
 
     Returns the last iterate of every point, whether or not it fools the model: that is what an
-    oblivious attacker would send. Always within eps of x and within [0, 1].
+    oblivious attacker would send. It is always within eps of x and within [0, 1].
 
     Args:
         model: a classifier, or a defence (each step then sees new draws, unless it is frozen).
         x: clean images in [0, 1].
         y: the true labels.
-        eps: radius of the ball.
         step: size of one step.
         steps: how many.
-        norm: "linf" (sign steps) or "l2" (normalised steps).
-        targeted: go towards another class, drawn uniformly from those other than the true one,
-            once per point; otherwise away from the true class.
-        targets: the classes to go towards, instead of drawn ones; implies ``targeted``.
         labels: "predicted" goes away from the model's own prediction on x, as the published code
-            of the paper does; points that are misclassified already may then become right.
+            of the paper does; points that are already misclassified may then become right.
         random_start: begin at a uniformly random point of the ball.
-        seed: of the random start and the targets, which belong to a point, not to a batch. (The
-            draws of a defence under attack are its own: freeze them for a repeatable attack.)
-        index: the points' positions in their data set; 0, 1, 2, ... by default.
         snapshots: step counts; returns ``{count: examples}`` from one trajectory.
-        batch_size: how many points are attacked at a time, at most: on a CPU no more of a plain
-            network's than what its caches hold, which changes nothing but the time.
-        precision: of the attack's own passes; see ``accelerate``.
-        ranks: the processes that share the points, each of which calls this with all of them.
-        progress: where to report.
+        **options: see ``AttackOptions``, without ``repeats``. A plain network on a CPU gets
+            batches of at most what its caches hold, which changes nothing but the time. The draws
+            of a defence under attack are its own: freeze them for a repeatable attack.
     """
-    check_images(x)
-    x = x.detach()
-    index = (
-        torch.arange(x.shape[0], device=x.device)
-        if index is None
-        else check_index(index, count=x.shape[0], device=x.device)
-    )
-    y = check_labels(y, count=x.shape[0]).to(x.device)
-    if targets is not None:
-        targets = check_labels(targets, count=x.shape[0], what="targets").to(x.device)
+    if "repeats" in options:
+        raise TypeError("pgd does not evaluate success, so it takes no repeats; see judge.")
+    if labels not in ("true", "predicted"):
+        raise unknown_name("labels", labels, ["true", "predicted"])
     if isinstance(snapshots, int):
         snapshots = (snapshots,)
     at = [steps] if snapshots is None else sorted(set(snapshots))
     check_int(steps, what="steps", least=0)
     if not at or at[0] < 0 or at[-1] > steps:
         raise InputError(f"snapshots must lie between 0 and steps = {steps}; saw {at}.")
-    ball, sizes = Ball(norm, eps), at[-1] * [check_number(step, what="step", least=0)]
-    model = accelerate(model, x, images=at[-1] * len(x), precision=precision)
-    start_key = make_key(check_int(seed, what="seed", least=0), "pgd start")
-    check_int(batch_size, what="batch_size", least=1)
-    if not isinstance(model, StochasticModule):
-        batch_size = min(batch_size, batch_for(x, model))
-    parts = torch.arange(len(x), device=x.device).split(batch_size)
-    with progress.task("PGD", total=len(parts) * at[-1]) as task:
+    sizes = at[-1] * [check_number(step, what="step", least=0)]
 
-        def attack(rows: Tensor) -> list[Tensor]:
-            goal = _goal(
-                model,
-                x[rows],
-                y[rows],
-                targets=None if targets is None else targets[rows],
-                targeted=targeted,
-                labels=labels,
-                key=make_key(seed, "pgd target"),
-                index=index[rows],
-            )
-            start = ball.start(x[rows], index[rows], start_key) if random_start else x[rows]
-            gradient = _gradient(model, goal, lambda: task.advance(ranks.size))
-            path = enumerate(climb(x[rows], start, ball, gradient, sizes))
-            return [image for count, image in path if count in at]
+    def attack_batch(batch: Batch) -> list[Tensor]:
+        if labels == "predicted" and batch.target is None:
+            logits = logits_of(batch.model.module, batch.x)
+            check_labels(batch.y, count=len(batch.y), classes=logits.shape[1])
+            batch = replace(batch, y=logits.argmax(1))
+        start = batch.start() if random_start else batch.x
+        return [image for count, image in enumerate(iterates(batch, start, sizes)) if count in at]
 
-        found = ranks.share(parts, attack)
+    parsed = parse_options(options, settings_of(pgd))
+    points = check_points(x, y, parsed.index)
+    method = Method("PGD", attack_batch, queries=lambda _: len(sizes))
+    found, _ = perturb(method, model, points, {}, parsed)
     joined = (torch.cat(images).to(x.device) for images in zip(*found, strict=True))
     examples = dict(zip(at, joined, strict=True))
     return examples[steps] if snapshots is None else examples
 
 
-def _gradient(
-    model: nn.Module, goal: Callable[[Tensor], Tensor], tick: Callable[[], None]
-) -> Callable[[Tensor, int], Tensor]:
-    def gradient(image: Tensor, _: int) -> Tensor:
-        leaf = image.detach().requires_grad_()
-        with torch.enable_grad():
-            found = within_memory(model, image, lambda: gradient_of(goal(leaf), leaf))
-        tick()
-        return found
-
-    return gradient
-
-
-def _goal(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
+@attack("EOT-PGD", queries=lambda call: call.restarts * call.steps)
+def eot_pgd(
+    batch: Batch,
     *,
-    targets: Tensor | None,
-    targeted: bool,
-    labels: AttackLabels,
-    key: int,
-    index: Tensor,
-) -> Callable[[Tensor], Tensor]:
-    """What the attacker climbs, summed over points so that each has its own gradient."""
-    if labels not in ("true", "predicted"):
-        raise unknown_name("labels", labels, ["true", "predicted"])
-    sign = 1.0 if targets is None and not targeted else -1.0
-    if targets is not None:
-        y = targets
-    elif targeted or labels == "predicted":
-        with torch.no_grad():
-            logits = logits_of(model, x)
-        check_labels(y, count=x.shape[0], classes=logits.shape[1])
-        y = _draw_targets(y, logits.shape[1], key, index) if targeted else logits.argmax(1)
-    highest = int(y.max())
+    steps: Natural = 50,
+    step: NotNegative | None = None,
+    draws: Count = 10,
+    loss: LossName = "ce",
+    fresh: bool = True,
+    momentum: NotNegative = 0.0,
+    restarts: Count = 1,
+    schedule: Schedule = "constant",
+    random_start: bool = True,
+) -> BatchResult:
+    """PGD through the whole defence, on the loss averaged over draws (Athalye et al., 2018).
 
-    def goal(image: Tensor) -> Tensor:
-        logits = logits_of(model, image)
-        if highest >= logits.shape[1]:
-            raise InputError(
-                f"label {highest} is out of range: the model has {logits.shape[1]} classes."
-            )
-        return sign * functional.cross_entropy(logits, y, reduction="sum")
+    Returns the last iterate; of several restarts, for each point the one with the highest loss on
+    draws that none of them ascended on.
 
-    return goal
+    Args:
+        batch: the points under attack.
+        steps: how many.
+        step: size of a step; a quarter of eps by default.
+        draws: K, over which loss and gradient are averaged at every step.
+        loss: the objective, see ``LOSSES``: "ce" of the mean prediction, "mean-ce", "margin" of
+            probabilities, "log-margin" of their logarithms, "dlr".
+        fresh: new draws at every step; False keeps the same draws throughout.
+        momentum: share of the previous direction that is kept.
+        restarts: how many random starts.
+        schedule: of the step size.
+        random_start: begin at a random point of the ball; False begins the first restart at x.
+        **options: see ``AttackOptions``.
+    """
+    sizes = batch.step_sizes(step, steps, schedule)
+    best: BatchResult | None = None
+    for restart in range(restarts):
+        start = batch.start(restart) if random_start or restart else batch.x
+        found = ascend(
+            batch, start, sizes, loss, draws, restart=restart, fresh=fresh, momentum=momentum
+        )
+        best = found.better(best)
+    assert best is not None
+    return best
 
 
-def random_targets(
-    y: Tensor, classes: int, *, seed: int = 0, index: Tensor | None = None
-) -> Tensor:
-    """For each point a class drawn uniformly from those other than y; ``pgd`` draws the same."""
-    if index is None:
-        index = torch.arange(y.shape[0], device=y.device)
-    return _draw_targets(y, classes, make_key(seed, "pgd target"), index)
+@wraps(eot_pgd, assigned=("__annotations__",))
+def frozen(defense: nn.Module, x: Tensor, y: Tensor, **options: Any) -> AttackResult:
+    """The attacker knows the seed: ``eot_pgd`` on the defence with its randomness removed.
 
-
-def _draw_targets(y: Tensor, classes: int, key: int, index: Tensor) -> Tensor:
-    if classes < 2:
-        raise InputError("a targeted attack needs at least two classes.")
-    target = Draws.once(key, index).integers(0, classes - 1)[:, 0]
-    return target + (target >= y).long()
+    Success is evaluated on the draws that were attacked, so the result is the robustness that does
+    not come from randomness. Takes the options of ``eot_pgd``; ``draws`` has no effect.
+    """
+    fixed = freeze(defense)
+    if QueryModel(fixed, x).is_random:
+        raise InputError(
+            "this module cannot be frozen: it draws from a generator of its own. "
+            "Let it draw from torch's global one."
+        )
+    result: AttackResult = eot_pgd(fixed, x, y, **options)
+    return result

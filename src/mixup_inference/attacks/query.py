@@ -1,21 +1,22 @@
-"""A defence, or any classifier, as an attacker sees it: K draws for each image, every pass counted.
+"""A defence, or any classifier, as attacks query it: K draws per image, every pass counted.
 
-Three questions are answered here for every attack: what one draw is, where its randomness comes
-from, and what it costs. Whatever the attack draws, it never sees the draws it is judged on.
+The query model decides for every attack what one draw is, where its randomness comes from, and what
+it costs. An attack never sees the draws on which its success is evaluated.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import Literal, Self, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.defenses import StochasticModule, mean_prediction
+from mixup_inference.defenses import Defense, mean_prediction
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import unknown_name
 from mixup_inference.models.call import (
@@ -30,33 +31,38 @@ from mixup_inference.models.folding import faster, pays
 
 Kind = Literal["ours", "frozen", "fixed", "rows", "call"]
 
-#: How often a module is asked, to find out whether its answers are random.
+#: Calls that find out whether a module's answers are random.
 _PROBES = 8
 
 
-class Victim:
-    """What is attacked.
+class QueryModel:
+    """The model under attack.
 
     One draw of a defence of ours is one transformed copy of the image through F (its ``draw``);
-    one draw of another module is one answer of it. A module without randomness has one draw,
-    however many are asked for, and so has a frozen defence (``fresh=False``), whose answer is
-    made of its own draws. Randomness of modules that are not ours comes from the global generators,
-    which are seeded for each look and put back afterwards; a module in eval mode keeps the parts
-    of it that are in training mode, such as dropout that is meant to be random.
+    one draw of another module is one answer. A module without randomness has one draw, however
+    many are asked for, and so has a frozen defence (``fresh=False``), whose answer averages its
+    own draws. Modules that are not ours draw from the global generators, which are seeded for each
+    query and restored afterwards; a module in eval mode keeps those of its parts that are in
+    training mode, such as dropout that is meant to be random.
 
     Args:
         module: a defence, or any classifier that returns logits or log-probabilities.
         x: some images, to find out whether the answers are random.
-        seed: of the attack's draws, together with the names of its looks.
+        seed: of the attack's draws, together with the names of their streams.
     """
 
     def __init__(self, module: nn.Module, x: Tensor, *, seed: int = 0) -> None:
         self.module = check_model(module)
         self.seed = seed
-        if isinstance(module, StochasticModule):
+        if isinstance(module, Defense):
             module.prepare()  # not a cost of the attack
-        self.kind = _kind(module, x[:4])
+        self._probe = x[:4]
         self.passes = Passes()
+
+    @cached_property
+    def kind(self) -> Kind:
+        """Where the randomness of the answers comes from."""
+        return _kind(self.module, self._probe)
 
     @property
     def is_random(self) -> bool:
@@ -64,19 +70,22 @@ class Victim:
         return self.kind not in ("frozen", "fixed")
 
     def images(self, draws: int) -> int:
-        """How many images go through F at once for each point, when so many draws are asked for."""
+        """Return how many images per point pass through F at once in a query of so many draws."""
         if self.kind == "frozen":
             return int(getattr(self.module, "draws", 1))
         return draws if self.is_random else 1
 
-    def log_probs(self, x: Tensor, index: Tensor, draws: int, *stream: str | int) -> Tensor:
-        """Log-probabilities draw by draw, shape (points, draws, classes).
+    def log_probs(self, x: Tensor, index: Tensor, draws: int | None, *stream: str | int) -> Tensor:
+        """Return log-probabilities draw by draw, shape (points, draws, classes).
 
         The draws of a point depend on the attack's seed, the names of the stream and, for our
         defences, the point's index; not on the batch (for other modules, on the whole batch).
+        Without ``draws`` it is the module's own answer in eval mode, with draws of its own choice.
         """
+        if draws is None:
+            return torch.log_softmax(logits_of(self.module, x), dim=1)[:, None]
         if self.kind == "ours":
-            assert isinstance(self.module, StochasticModule)
+            assert isinstance(self.module, Defense)
             name = repr(("attack", self.seed, *stream))
             with eval_mode(self.module):
                 return self.module.draw(x, draws, index=index, stream=name)
@@ -90,44 +99,44 @@ class Victim:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count the images that go through F, and those whose gradient comes back."""
+        """Count the images that pass through F, and those whose gradient comes back."""
         with count_passes(base_of(self.module), self.passes):
             yield
 
 
 class Averaged(nn.Module):
-    """The log of the mean prediction over K draws, new ones at every call, as a plain module.
+    """The log of the mean prediction over K draws, new at every call, as a plain module.
 
-    So any attack library can attack the expectation. The draws are the attacker's own streams.
+    With it any attack library can attack the expectation. The draws are the attack's own streams.
     """
 
     def __init__(self, module: nn.Module, x: Tensor, *, draws: int, seed: int = 0) -> None:
         super().__init__()
         self.module = module
         self.draws = draws
-        self._victim = Victim(module, x, seed=seed)
+        self._query = QueryModel(module, x, seed=seed)
+        self.is_random = self._query.is_random
         self._calls = 0
         self.training = False
 
     def train(self, mode: bool = True) -> Self:  # noqa: ARG002, FBT001, FBT002 (torch's signature)
-        """Nothing: libraries call it, and what is random inside must stay so."""
+        """Do nothing: libraries call this, and random parts must stay random."""
         return self
 
     def forward(self, x: Tensor) -> Tensor:
         """Log-probabilities, shape (batch, classes)."""
         self._calls += 1
         index = torch.arange(x.shape[0], device=x.device)
-        return mean_prediction(
-            self._victim.log_probs(x, index, self.draws, "averaged", self._calls)
-        )
+        log_p = self._query.log_probs(x, index, self.draws, "averaged", self._calls)
+        return mean_prediction(log_p)
 
 
 class Frozen(nn.Module):
     """A random module that is not ours, with its randomness removed.
 
-    Every image gets the draws that it would get alone after seeding the global generators; images
-    therefore pass one at a time. Defences of ours inside are frozen too. A module with a generator
-    of its own stays random.
+    Every image gets the draws that it would get alone after seeding the global generators, so
+    images pass one at a time. Defences of ours inside are frozen too. A module with a generator of
+    its own stays random.
     """
 
     def __init__(self, module: nn.Module, seed: int = 0) -> None:
@@ -138,7 +147,7 @@ class Frozen(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Log-probabilities, shape (batch, classes)."""
-        inside = [m for m in self.module.modules() if isinstance(m, StochasticModule) and m.fresh]
+        inside = [m for m in self.module.modules() if isinstance(m, Defense) and m.fresh]
         for defense in inside:
             defense.fresh = False
         try:
@@ -153,15 +162,15 @@ class Frozen(nn.Module):
 
 
 def freeze(module: nn.Module, *, seed: int = 0) -> nn.Module:
-    """The module without its randomness: what an attacker who knows the seed is up against."""
-    if isinstance(module, StochasticModule):
+    """Remove a module's randomness: the model that an attacker who knows the seed is up against."""
+    if isinstance(module, Defense):
         return module.frozen()
     return Frozen(module, seed)
 
 
 @contextmanager
 def other_generators_kept() -> Iterator[None]:
-    """Put Python's and NumPy's global generators back as they were."""
+    """Restore Python's and NumPy's global generators afterwards."""
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         yield
@@ -172,12 +181,12 @@ def other_generators_kept() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int, module: nn.Module, x: Tensor) -> Iterator[None]:
-    """Seed all that a module can draw from, and put it back as it was.
+    """Seed everything that a module can draw from, and restore it afterwards.
 
-    That is the global generators of torch, NumPy and Python, and the calls that defences of ours
-    inside of it count.
+    That is the global generators of torch, NumPy and Python, and the call counters of defences of
+    ours inside the module.
     """
-    inside = [part for part in module.modules() if isinstance(part, StochasticModule)]
+    inside = [part for part in module.modules() if isinstance(part, Defense)]
     calls = [part.calls for part in inside]
     try:
         with torch.random.fork_rng([x.device] if x.is_cuda else []), other_generators_kept():
@@ -192,15 +201,36 @@ def seeded(seed: int, module: nn.Module, x: Tensor) -> Iterator[None]:
             part.calls = count
 
 
+@contextmanager
+def lent(module: nn.Module, seed: int, x: Tensor) -> Iterator[None]:
+    """Lend a module to code of others, seeded; restore it and all generators afterwards.
+
+    It is in eval mode, and its weights take no gradients.
+    """
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    for weight in weights:
+        weight.requires_grad = False
+    try:
+        with (
+            eval_mode(module) if module.training else nullcontext(),
+            seeded(seed, module, x),
+            torch.enable_grad(),
+        ):
+            yield
+    finally:
+        for weight in weights:
+            weight.requires_grad = True
+
+
 def is_random(module: nn.Module, x: Tensor) -> bool:
     """Whether the same image can get different answers from a module."""
     return _kind(module, x[:4]) not in ("frozen", "fixed")
 
 
 def base_of(module: nn.Module) -> nn.Module:
-    """F: the model inside the first defence of ours in a module, or the module itself."""
+    """Return F: the model inside the first defence of ours in a module, or the module itself."""
     for part in module.modules():
-        if isinstance(part, StochasticModule):
+        if isinstance(part, Defense):
             return part.model
     return module
 
@@ -212,12 +242,12 @@ def _answer(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _kind(module: nn.Module, x: Tensor) -> Kind:
-    """Ours, without randomness, or random for each row or for each call.
+    """Classify a module: ours, without randomness, or random for each row or for each call.
 
-    A module that draws from a global generator is random, also when its answers happen to be the
+    A module that draws from a global generator is random, even if its answers happen to be the
     same; one that does not may still have a generator of its own.
     """
-    if isinstance(module, StochasticModule):
+    if isinstance(module, Defense):
         return "ours" if module.fresh else "frozen"
 
     with torch.no_grad(), seeded(0, module, x):
@@ -234,28 +264,28 @@ def _kind(module: nn.Module, x: Tensor) -> Kind:
 
 
 def _states() -> tuple[bytes, str, str]:
-    """The states of the global generators, to be compared."""
+    """Return the states of the global generators, for comparison."""
     kept = random.getstate(), np.random.get_state()  # noqa: NPY002
     return torch.get_rng_state().numpy().tobytes(), repr(kept[0]), repr(kept[1])
 
 
-#: Of an attack's own passes through F, by the names that Lightning Fabric has for them.
+#: Of an attack's own passes through F, in Lightning Fabric's words.
 Precision = Literal["32-true", "bf16-mixed"]
 
 
 def accelerate(
     model: nn.Module, x: Tensor, *, images: int, precision: Precision = "32-true"
 ) -> nn.Module:
-    """The same model or defence, around a folded copy of F where that pays for so many images.
+    """Put the model or defence around a folded copy of F, if that pays for so many images.
 
     Only if F has no randomness, which a copy might lose. With the precision "bf16-mixed" the copy
-    computes in bfloat16, its gradients too, unless that changes what F says: 1.5 to 2 times as fast
-    on processors that can, and most signs of a gradient stay as they are. What is found with it is
-    to be judged by the model itself.
+    and its gradients are computed in bfloat16, unless that changes F's answers: 1.5 to 2 times as
+    fast on processors that support it, and most signs of a gradient stay the same. Success is to be
+    evaluated on the model itself.
     """
     if precision not in (known := get_args(Precision)):
         raise unknown_name("precision", precision, known)
-    defense = model if isinstance(model, StochasticModule) else None
+    defense = model if isinstance(model, Defense) else None
     base = check_model(model) if defense is None else defense.model
     images *= 1 if defense is None else defense.draws
     if not pays(base, images=images) or is_random(base, x):

@@ -1,158 +1,293 @@
-"""Attacks by name, for specs and the command line."""
+"""ATTACKS: one entry for each attack, with all that the rest of the package knows of it."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from mixup_inference.attacks.apgd import apgd_eot
-from mixup_inference.attacks.base import Attacked
+from mixup_inference.attacks.base import AttackResult
+from mixup_inference.attacks.custom import is_custom, run_custom
 from mixup_inference.attacks.detector_aware import detector_aware
-from mixup_inference.attacks.eot import eot_pgd, frozen
-from mixup_inference.attacks.external import LIBRARIES, check_peer, peer_attack
+from mixup_inference.attacks.external import (
+    LIBRARIES,
+    check_peer,
+    installed_version,
+    peer_attack,
+)
+from mixup_inference.attacks.options import check_types, parse_options, settings_of
 from mixup_inference.attacks.paper import official_adaptive, paper_adaptive
+from mixup_inference.attacks.pgd import eot_pgd, frozen
 from mixup_inference.attacks.square import square_eot
+from mixup_inference.attacks.threat_model import Norm
 from mixup_inference.attacks.transfer import transfer
-from mixup_inference.defenses import CombinedInference, MixupInference
-from mixup_inference.errors import unknown_name
-from mixup_inference.pool import Pool
+from mixup_inference.defenses import DEFENSES, CombinedInference, MixupInference
+from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.registry import Registry, is_code
 from mixup_inference.validation import check_int
 
-#: Settings that count something.
-_COUNTS = {"steps", "draws", "samples", "queries", "restarts"}
-#: What a caller brings along, not a setting.
-_BROUGHT = {"surrogates", "start", "settings", "attack"}
+#: Kinds of defence that an attack may be made for.
+Target = Literal["any", "random", "mixup", "detector"]
 
+#: What the attacker knows: the "group" of results.json, and its heading, in the order of tables.
+THREAT_MODELS = {
+    "oblivious": "Oblivious",
+    "transfer": "Transfer",
+    "paper": "Paper's adaptive",
+    "official": "Official adaptive",
+    "eot": "Through the defence (EOT)",
+    "black-box": "Black-box",
+    "peer": "Other libraries",
+    "custom": "Your own",
+    "detector": "Detector-aware",
+    "frozen": "Knows the seed",
+}
 
-class Sketch(nn.Module):
-    """A classifier of one line whose answers depend on the image: to try attacks out on."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.classes = classes
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits that rise with the mean pixel, each class at its own rate."""
-        return x.flatten(1).mean(1, keepdim=True) * torch.arange(self.classes, device=x.device)
+#: Arguments that are objects, not settings of a spec.
+_OBJECTS = ("surrogates", "start", "attack", "settings")
 
 
 @dataclass(frozen=True)
-class Attack:
-    """A kind of attack: what runs it, how it is called in tables, what it applies to.
+class AttackEntry:
+    """An attack: the function that runs it, its place in tables, and its requirements.
 
-    ``defenses`` are the kinds of defence that it makes sense for; all, if None. ``group`` puts
-    attacks of one threat model together.
+    name: in specs and on the command line.
+    function: ``(defense, x, y, *, settings, **options) -> AttackResult``, or a user's own, see
+        ``run_custom``.
+    threat_model: what the attacker knows, a key of ``THREAT_MODELS``.
+    title: in tables; may name settings, "EOT-PGD-{steps}".
+    counts: the settings that are whole numbers of at least one.
+    target: the kind of defence that it is made for.
+    norms: in which it is defined.
+    requires: what it needs in order to apply, in words: "needs a randomised defence".
+    surrogates: it is crafted on other models.
+    worst_case: it counts for the worst case over all attacks.
+    suite: the suite that it belongs to, if any.
+    suite_settings: the settings that it has there, where they are not the defaults.
     """
 
-    run: Callable[..., Attacked]
-    label: str
-    group: str
-    defenses: frozenset[str] | None = None
-    signature: Callable[..., Attacked] | None = None
+    name: str
+    function: Callable[..., Any]
+    threat_model: str = "custom"
+    title: str = ""
+    counts: tuple[str, ...] = ()
+    target: Target = "any"
+    norms: tuple[Norm, ...] = ("linf", "l2")
+    requires: str = ""
+    surrogates: bool = False
+    worst_case: bool = True
+    suite: str = ""
+    suite_settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def applies_to(self, defense: str) -> bool:
-        """Whether it makes sense for a kind of defence."""
-        return self.defenses is None or defense in self.defenses
+    @property
+    def group(self) -> str:
+        """The threat model, as results.json calls it."""
+        return self.threat_model
+
+    @property
+    def is_external(self) -> bool:
+        """Whether it is another library's."""
+        return self.threat_model == "peer"
 
     @property
     def defaults(self) -> dict[str, Any]:
         """The settings with their defaults."""
-        parameters = inspect.signature(self.signature or self.run).parameters
-        return {
-            name: parameter.default
-            for name, parameter in parameters.items()
-            if parameter.kind is parameter.KEYWORD_ONLY and name not in _BROUGHT
-        }
+        objects = () if is_custom(self.function) else _OBJECTS
+        settings = settings_of(self.function)
+        return {name: value for name, value in settings.items() if name not in objects}
+
+    def applies_to(self, defense: str) -> bool:
+        """Whether it makes sense for a defence of this name."""
+        return self.target in _targets(defense)
+
+    def check_names(self, settings: Mapping[str, Any]) -> None:
+        """Refuse settings that it does not have, and missing ones without a default."""
+        known = self.defaults
+        for key in [key for key, value in known.items() if value is inspect.Parameter.empty]:
+            if key not in settings:
+                raise InputError(f"the attack {self.name} needs the setting {key}.")
+        parameters = inspect.signature(self.function).parameters.values()
+        if self.is_external or any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return
+        for key in settings.keys() - known.keys():
+            raise unknown_name(f"setting of the attack {self.name}:", key, known)
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Check names, types and counts of settings against the signature; nothing is run."""
+        self.check_names(settings)
+        for key in settings.keys() & set(self.counts):
+            check_int(settings[key], what=key, least=1)
+        if self.is_external:
+            check_peer(self.name, {key: settings[key] for key in settings if key != "draws"})
+        else:
+            check_types(self.function, settings)
 
 
-_MIXUP = frozenset({"mi-ol", "mi-pl"})
-_RANDOM = _MIXUP | {"mi-combined", "gaussian", "rotation", "resize-pad", "crop-resize"}
+def _targets(defense: str) -> set[str]:
+    """Return the kinds of defence that a defence is."""
+    entry, kinds = DEFENSES[defense], {"any"}
+    if entry.random:
+        kinds.add("random")
+    if entry.makes(MixupInference):
+        kinds.add("mixup")
+    if entry.makes(CombinedInference):
+        kinds.add("detector")
+    return kinds
 
-ATTACKS: Mapping[str, Attack] = {
-    "oblivious": Attack(transfer, "oblivious PGD-{steps}", "oblivious"),
-    "transfer": Attack(transfer, "transfer PGD-{steps}", "transfer"),
-    "official-adaptive": Attack(
-        official_adaptive, "published adaptive PGD-{steps}", "official", _MIXUP
+
+ATTACKS: Registry[AttackEntry] = Registry("attack", AttackEntry)
+_MIXUP = "is made for the defences mi-ol and mi-pl"
+for _entry in (
+    AttackEntry(
+        "oblivious",
+        transfer,
+        threat_model="oblivious",
+        title="oblivious PGD-{steps}",
+        counts=("steps", "draws"),
     ),
-    "paper-adaptive": Attack(paper_adaptive, "paper's adaptive PGD-{steps}", "paper", _MIXUP),
-    "eot-pgd": Attack(eot_pgd, "EOT-PGD-{steps}", "eot"),
-    "apgd": Attack(apgd_eot, "APGD-{loss}-{steps}", "eot"),
-    "detector-aware": Attack(
-        detector_aware, "detector-aware PGD-{steps}", "detector", frozenset({"mi-combined"})
+    AttackEntry(
+        "transfer",
+        transfer,
+        threat_model="transfer",
+        title="transfer PGD-{steps}",
+        counts=("steps", "draws"),
+        surrogates=True,
+        requires="needs other models to craft examples on (--surrogate)",
     ),
-    "square": Attack(square_eot, "Square-{queries}", "black-box"),
-    "frozen": Attack(frozen, "frozen PGD-{steps}", "frozen", _RANDOM, eot_pgd),
-}
-_PEER = Attack(peer_attack, "{attack}", "peer")
+    AttackEntry(
+        "official-adaptive",
+        official_adaptive,
+        threat_model="official",
+        title="published adaptive PGD-{steps}",
+        counts=("steps", "samples"),
+        target="mixup",
+        norms=("linf",),
+        requires=f"{_MIXUP} and the norm linf",
+    ),
+    AttackEntry(
+        "paper-adaptive",
+        paper_adaptive,
+        threat_model="paper",
+        title="paper's adaptive PGD-{steps}",
+        counts=("steps", "samples"),
+        target="mixup",
+        requires=_MIXUP,
+    ),
+    AttackEntry(
+        "eot-pgd",
+        eot_pgd,
+        threat_model="eot",
+        title="EOT-PGD-{steps}",
+        counts=("steps", "draws", "restarts"),
+    ),
+    AttackEntry(
+        "apgd",
+        apgd_eot,
+        threat_model="eot",
+        title="APGD-{loss}-{steps}",
+        counts=("steps", "draws", "restarts"),
+        suite_settings={"loss": "dlr"},
+    ),
+    AttackEntry(
+        "detector-aware",
+        detector_aware,
+        threat_model="detector",
+        title="detector-aware PGD-{steps}",
+        counts=("steps", "draws"),
+        target="detector",
+        requires="is made for the defence mi-combined",
+    ),
+    AttackEntry(
+        "square",
+        square_eot,
+        threat_model="black-box",
+        title="Square-{queries}",
+        counts=("queries", "draws"),
+    ),
+    AttackEntry(
+        "frozen",
+        frozen,
+        threat_model="frozen",
+        title="frozen PGD-{steps}",
+        counts=("steps", "draws", "restarts"),
+        target="random",
+        requires="needs a randomised defence",
+        worst_case=False,
+    ),
+):
+    ATTACKS.add(replace(_entry, suite="standard"))
 
 
-def get_attack(name: str) -> Attack:
-    """A kind of attack by its name, or ``library:Name`` of another library's."""
-    if name in ATTACKS:
-        return ATTACKS[name]
-    if ":" in name:
+def is_library(name: str) -> bool:
+    """Whether a name is ``library:Name``, another library's attack."""
+    library, colon, _ = name.partition(":")
+    return bool(colon) and library in LIBRARIES
+
+
+def get_attack(name: str) -> AttackEntry:
+    """Return an attack by its name, or by ``library:Name`` of another library's."""
+    if is_library(name):
         check_peer(name)
-        return _PEER
-    raise unknown_name("attack", name, [*ATTACKS, *(f"{library}:NAME" for library in LIBRARIES)])
+        title = name.replace(":", " ")
+        return AttackEntry(name, peer_attack, "peer", title, counts=("draws",))
+    if name not in ATTACKS and not is_code(name):
+        known = [*ATTACKS, *(f"{library}:NAME" for library in LIBRARIES)]
+        raise unknown_name("attack", name, known)
+    return ATTACKS[name]
+
+
+def library_version(name: str) -> str | None:
+    """Return the version of the library that an attack comes from; None if it is none."""
+    return installed_version(name) if is_library(name) else None
+
+
+def suite(name: str = "standard") -> list[AttackEntry]:
+    """Return the attacks of a suite, in their order."""
+    return [entry for entry in ATTACKS.values() if entry.suite == name]
 
 
 def check_settings(name: str, settings: Mapping[str, Any]) -> None:
-    """Refuse settings that an attack does not know or cannot use.
-
-    Numbers of steps, draws and the like must be whole and positive; all others are tried out on
-    one small image.
-    """
-    kind = get_attack(name)
-    if kind is _PEER:
-        check_int(settings.get("draws", 1), what="draws", least=1)
-        check_peer(name, {key: value for key, value in settings.items() if key != "draws"})
-        return
-    _refuse_unknown(name, kind, settings)
-    small = dict(settings)
-    for key in _COUNTS & settings.keys():
-        check_int(settings[key], what=key, least=1)
-        small[key] = 1
-    image = torch.full((1, 1, 8, 8), 0.5)
-    pool = Pool(image.expand(3, -1, -1, -1), torch.arange(3))
-    model = Sketch(3)
-    kinds: dict[bool, Callable[..., nn.Module]] = {True: CombinedInference, False: MixupInference}
-    defense = kinds[name == "detector-aware"](model, pool, draws=2)
-    kind.run(defense, image, torch.zeros(1, dtype=torch.int64), repeats=1, **small)
+    """Refuse settings that an attack does not have, or of the wrong type; nothing is run."""
+    get_attack(name).check(settings)
 
 
 def attack_title(name: str, settings: Mapping[str, Any]) -> str:
-    """What an attack is called in a table.
+    """Return the title of an attack in tables.
 
     >>> attack_title("apgd", {"loss": "dlr", "steps": 100})
     'APGD-DLR-100'
     """
-    kind = get_attack(name)
-    values = kind.defaults | {"attack": name.replace(":", " ")} | dict(settings)
+    entry = get_attack(name)
+    values = entry.defaults | dict(settings)
     if "loss" in values:
         values["loss"] = str(values["loss"]).upper()
-    title = kind.label.format(**values)
+    title = (entry.title or name).format(**values)
     return f"{title} (T)" if settings.get("target_classes") else title
 
 
 def run_attack(
-    name: str, defense: Any, x: Any, y: Any, *, settings: Mapping[str, Any], **options: Any
-) -> Attacked:
+    name: str,
+    defense: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    settings: Mapping[str, Any],
+    **options: Any,
+) -> AttackResult:
     """Run an attack by its name; unknown settings are refused with the nearest known name."""
-    kind = get_attack(name)
-    if kind is _PEER:
-        known = {"draws"}
-        ours = {key: value for key, value in settings.items() if key in known}
-        theirs = {key: value for key, value in settings.items() if key not in known}
-        return peer_attack(defense, x, y, attack=name, settings=theirs, **ours, **options)
-    _refuse_unknown(name, kind, settings)
-    return kind.run(defense, x, y, **settings, **options)
-
-
-def _refuse_unknown(name: str, kind: Attack, settings: Mapping[str, Any]) -> None:
-    for key in settings.keys() - kind.defaults.keys():
-        raise unknown_name(f"setting of the attack {name}:", key, kind.defaults)
+    entry = get_attack(name)
+    entry.check_names(settings)
+    if entry.is_external:
+        theirs = {key: value for key, value in settings.items() if key != "draws"}
+        draws = {key: value for key, value in settings.items() if key == "draws"}
+        options |= {"attack": name, "settings": theirs, **draws}
+    elif is_custom(entry.function):
+        return run_custom(name, entry.function, defense, x, y, settings, parse_options(options))
+    else:
+        options |= settings
+    result: AttackResult = entry.function(defense, x, y, **options)
+    return result

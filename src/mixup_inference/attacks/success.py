@@ -1,12 +1,14 @@
-"""Judging examples: fresh draws of the whole defence, which no attack has seen."""
+"""Success of adversarial examples, on fresh draws of the whole defence that no attack has seen."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.attacks.query import Victim, seeded
-from mixup_inference.defenses import StochasticModule
+from mixup_inference.attacks.query import QueryModel, seeded
+from mixup_inference.defenses import Defense
 from mixup_inference.detection import MixupDetector
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import InputError
@@ -14,6 +16,23 @@ from mixup_inference.models.call import logits_of
 from mixup_inference.utils.distributed import ALONE, Ranks
 from mixup_inference.utils.progress import SILENT, Progress
 from mixup_inference.validation import check_images, check_index, check_int, check_labels
+
+
+@dataclass(frozen=True)
+class Points:
+    """Images, labels, and positions in their data set, checked and on one device."""
+
+    x: Tensor
+    y: Tensor
+    index: Tensor
+
+
+def check_points(x: Tensor, y: Tensor, index: Tensor | None = None) -> Points:
+    """Check images and labels; positions are 0, 1, 2, ... by default."""
+    check_images(x)
+    y = check_labels(y, count=len(x)).to(x.device)
+    index = torch.arange(len(x), device=x.device) if index is None else index
+    return Points(x.detach(), y, check_index(index, count=len(x), device=x.device))
 
 
 def judge(
@@ -30,26 +49,25 @@ def judge(
 ) -> Tensor:
     """Whether each point fools the defence, in each of several fresh answers: (points, repeats).
 
-    A ``MixupDetector`` is fooled by a point that its model has wrong and that it does not flag.
-    A defence without randomness, and a frozen one, is asked once.
+    A ``MixupDetector`` is fooled by a point that its model misclassifies and that it does not
+    flag. A defence without randomness, and a frozen one, is asked once.
 
     Streams of different names share no draws, and none shares any with an attack's. So examples
-    can be chosen by one stream and reported by another. With ``ranks`` several processes share the
+    can be chosen on one stream and reported on another. With ``ranks`` several processes share the
     points, and each gets all answers.
     """
-    check_images(x)
-    y = check_labels(y, count=len(x)).to(x.device)
-    index = torch.arange(len(x), device=x.device) if index is None else index
-    index = check_index(index, count=len(x), device=x.device)
+    points = check_points(x, y, index)
+    x, y, index = points.x, points.y, points.index
     repeats = check_int(repeats, what="repeats", least=1)
+    check_int(batch_size, what="batch_size", least=1)
     detector = defense if isinstance(defense, MixupDetector) else None
     if detector is not None and detector.threshold is None:
         raise InputError("the detector has no threshold; call calibrate(x_clean) first.")
-    victim = None if detector is not None else Victim(defense, x)
-    repeats = repeats if victim is None or victim.is_random else 1
-    if victim is not None and victim.kind == "call":
+    kind = "ours" if detector is not None else QueryModel(defense, x).kind
+    if kind in ("frozen", "fixed"):
+        repeats = 1
+    elif kind == "call":
         batch_size = 1  # a batch would share its draw, and its points would not be independent
-    check_int(batch_size, what="batch_size", least=1)
     with torch.no_grad(), progress.task("judge", total=repeats * len(x)) as task:
 
         def fooled(rows: Tensor) -> Tensor:
@@ -68,7 +86,7 @@ def judge(
 
 
 def _labels(defense: nn.Module, x: Tensor, index: Tensor, stream: str) -> Tensor:
-    if isinstance(defense, StochasticModule):
+    if isinstance(defense, Defense):
         out: Tensor = (
             defense(x, index=index, stream=stream) if defense.fresh else logits_of(defense, x)
         )

@@ -1,7 +1,8 @@
-"""Where an attack may go: the ball of a norm within [0, 1], and the one loop that climbs in it."""
+"""The Lp threat model (random start, step, projection, targets) and the gradient-ascent loop."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -9,17 +10,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mixup_inference.draws import Draws
-from mixup_inference.errors import unknown_name
+from mixup_inference.draws import Draws, make_key
+from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.utils.profiling import Stage, timed
 from mixup_inference.validation import check_number
 
 Norm = Literal["linf", "l2"]
+Schedule = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True)
-class Ball:
-    """The geometry of a norm: where to start, how to step, how to come back."""
+class ThreatModel:
+    """All images in [0, 1] within ``eps`` of x, in one of two norms."""
 
     norm: Norm
     eps: float
@@ -30,7 +32,7 @@ class Ball:
         check_number(self.eps, what="eps", least=0)
 
     def start(self, x: Tensor, index: Tensor, key: int) -> Tensor:
-        """A uniformly random point of the ball around each x."""
+        """Draw a uniformly random point of the ball around each x."""
         draws = Draws.once(key, index)
         shape = tuple(x.shape[1:])
         if self.norm == "linf":
@@ -41,15 +43,18 @@ class Ball:
             delta = self.eps * per_sample(radius) * direction / per_sample(length(direction))
         return self.project(x, x + delta)
 
-    def move(self, image: Tensor, gradient: Tensor, size: Tensor | float) -> Tensor:
-        """One step uphill; ``size`` is a number or one per sample."""
+    def step(self, image: Tensor, gradient: Tensor, size: Tensor | float) -> Tensor:
+        """Take one step uphill: along the sign (linf) or the unit vector (l2) of the gradient.
+
+        ``size`` is a number, or one for each sample.
+        """
         far = per_sample(size) if isinstance(size, Tensor) else size
         if self.norm == "linf":
             return image + far * gradient.sign()
         return image + far * gradient / per_sample(_positive(length(gradient)))
 
     def project(self, x: Tensor, image: Tensor) -> Tensor:
-        """The nearest point that is in the ball, then in [0, 1] (which cannot leave the ball)."""
+        """Project onto the ball around x, then onto [0, 1], which cannot leave the ball."""
         delta = image - x
         if self.norm == "linf":
             delta = delta.clamp(-self.eps, self.eps)
@@ -58,62 +63,89 @@ class Ball:
         return (x + delta).clamp(0, 1)
 
 
-def climb(
+def gradient_ascent(
     x: Tensor,
     start: Tensor,
-    ball: Ball,
+    threat_model: ThreatModel,
     gradient: Callable[[Tensor, int], Tensor],
     sizes: list[float],
     *,
     momentum: float = 0.0,
 ) -> Iterator[Tensor]:
-    """The one loop of gradient attacks: gradient, step, project; yields every iterate.
+    """Projected gradient ascent (Eq. 18), the loop of all gradient attacks; yields every iterate.
 
     Args:
         x: the clean images.
         start: the first iterate, which is yielded too.
-        ball: where the iterates stay.
-        gradient: of what is climbed, at an iterate and the number of its step.
+        threat_model: the set that the iterates stay in.
+        gradient: returns the gradient of the objective at an iterate, given the step's number.
         sizes: of the steps.
-        momentum: how much of the last direction is kept; gradients are then added up after
-            scaling each to length one in L1, as Dong et al. (2018) do.
+        momentum: share of the previous direction that is kept; each gradient is then scaled to
+            length one in L1 before it is added, as in Dong et al. (2018).
     """
     image, direction = start, torch.zeros_like(x)
     yield image
-    for step, size in enumerate(sizes):
-        found = gradient(image, step)
+    for number, size in enumerate(sizes):
+        found = gradient(image, number)
         if momentum:
             scale = _positive(found.abs().flatten(1).sum(1))
             found = direction = momentum * direction + found / per_sample(scale)
-        image = ball.project(x, ball.move(image, found, size))
+        image = threat_model.project(x, threat_model.step(image, found, size))
         yield image
 
 
-def gradient_of(total: Tensor, leaf: Tensor, *, again: bool = False) -> Tensor:
-    """The gradient of a sum of losses; zero where it does not depend on the image, or is NaN.
+def step_sizes(step: float, steps: int, schedule: str = "constant") -> list[float]:
+    """Return the sizes of all steps: constant, or falling to zero linearly or along a cosine.
 
-    So an attack on a module without gradients goes on, gets nowhere, and fails its checks.
-    What is infinite becomes so large that it decides the direction, and can still be squared.
-    ``again`` keeps the graph for another gradient.
+    >>> step_sizes(1.0, 4, "linear")
+    [1.0, 0.75, 0.5, 0.25]
+    """
+    shapes: dict[str, Callable[[float], float]] = {
+        "constant": lambda _: 1.0,
+        "linear": lambda share: 1 - share,
+        "cosine": lambda share: (1 + math.cos(math.pi * share)) / 2,
+    }
+    if not isinstance(schedule, str) or schedule not in shapes:
+        raise InputError(f"schedule must be one of {', '.join(shapes)}; saw {schedule!r}.")
+    return [step * shapes[schedule](number / steps) for number in range(steps)]
+
+
+def gradient_of(total: Tensor, leaf: Tensor, *, retain_graph: bool = False) -> Tensor:
+    """Return the gradient of a sum of losses; zero where it is NaN or does not exist.
+
+    So an attack on a module without gradients runs to its end, gets nowhere, and fails its checks.
+    Infinite values are clamped: they decide the direction, and can still be squared.
     """
     if not total.requires_grad:
         return torch.zeros_like(leaf)
     with timed(Stage.BACKWARD):
-        (found,) = torch.autograd.grad(total, leaf, allow_unused=True, retain_graph=again)
+        (found,) = torch.autograd.grad(total, leaf, allow_unused=True, retain_graph=retain_graph)
     if found is None:
         return torch.zeros_like(leaf)
     most = torch.finfo(found.dtype).max ** 0.25
     return found.nan_to_num(nan=0.0).clamp(-most, most)
 
 
+def random_targets(
+    y: Tensor, classes: int, *, seed: int = 0, index: Tensor | None = None
+) -> Tensor:
+    """Draw for each point a class other than y, uniformly: the targets of targeted attacks."""
+    if classes < 2:
+        raise InputError("a targeted attack needs at least two classes.")
+    if index is None:
+        index = torch.arange(y.shape[0], device=y.device)
+    target = Draws.once(make_key(seed, "pgd target"), index).integers(0, classes - 1)[:, 0]
+    return target + (target >= y).long()
+
+
 def length(delta: Tensor) -> Tensor:
-    """The L2 norm of each sample."""
+    """Return the L2 norm of each sample."""
     out: Tensor = torch.linalg.vector_norm(delta.flatten(1), dim=1)
     return out
 
 
 def per_sample(values: Tensor) -> Tensor:
-    """One value a sample, in a shape that broadcasts over its image."""
+    """Reshape one value per sample to broadcast over its image."""
     return values[:, None, None, None]
 
 

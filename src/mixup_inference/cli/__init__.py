@@ -8,16 +8,15 @@ import os
 import sys
 import warnings
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TextIO
+from typing import Annotated, TextIO
 
 from cyclopts import App, CycloptsError, Parameter
 
 from mixup_inference import __version__
-from mixup_inference.cli.catalogue import models_app
+from mixup_inference.cli.catalogue import data_app, models_app
 from mixup_inference.cli.console import examples, profiled
-from mixup_inference.cli.evaluate_options import OneModel
+from mixup_inference.cli.options import Common, OneModel, Processes
 from mixup_inference.cli.runs import runs_app
 from mixup_inference.errors import MixupInferenceError, MixupInferenceWarning
 from mixup_inference.utils.text import plain_lines
@@ -44,11 +43,6 @@ app = App(
     help_format="plaintext",
     version=__version__,
 )
-data_app = App(
-    name="data",
-    help="Data sets: what there is, where it is, whether it is intact.",
-    help_epilogue=examples("data list", "data get cifar10", "data verify folder:photos"),
-)
 app.command(data_app)
 app.command(models_app)
 app.command(runs_app)
@@ -56,13 +50,6 @@ app.command(runs_app)
 Spec = Annotated[str, Parameter(help="Name of a shipped experiment, or path of a TOML file.")]
 OptionalSpec = Annotated[
     str | None, Parameter(help="Name of a shipped experiment, or path of a TOML file.")
-]
-DataName = Annotated[str, Parameter(help="As in `data list`, or folder:PATH.")]
-DataRoot = Annotated[
-    Path | None,
-    Parameter(
-        help="Where data sets are kept; else $MIXUP_INFERENCE_DATA or the user's cache folder."
-    ),
 ]
 
 Points = Annotated[
@@ -96,50 +83,6 @@ Profile = Annotated[
 Loss = Annotated[
     float, Parameter(help="Percentage points of clean accuracy that may be lost for robustness.")
 ]
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class Common:
-    """Options that every stage takes."""
-
-    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs")
-    "Results go to OUTPUT/NAME of the experiment."
-
-    device: str = "cpu"
-    "cpu, cuda, mps, or auto for the fastest there is."
-
-    data_root: DataRoot = None
-
-    engine: str | None = None
-    "What computes defended networks, whatever the spec says: eager, folded, bfloat16, ..., auto."
-
-    attack_precision: Literal["32-true", "bf16-mixed"] | None = None
-    "Of the attacks' own passes, whatever the spec says. Their examples are judged by the engine."
-
-    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False
-    "Print nothing but errors."
-
-    allow_code: Annotated[bool, Parameter(negative="")] = False
-    "Let a spec run the Python code that it names as package.module:factory."
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class Processes:
-    """How the work is spread."""
-
-    devices: int | None = None
-    "Processes on each machine that share the work; under torchrun, those that it started."
-
-    nodes: int | None = None
-    "Machines that share the work."
-
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] | None = None
-    "Of the networks while they train, whatever the spec says."
-
-    strategy: Literal["auto", "ddp", "ddp_find_unused_parameters_true"] = "auto"
-    "How Lightning Fabric keeps the processes together."
 
 
 COMMON = Common()
@@ -296,30 +239,6 @@ def _stage(stage: str, spec: str, common: Common, processes: Processes = ALONE) 
     work(stage, load_spec(spec, allow_code=common.allow_code), common, processes)
 
 
-@data_app.command(name="list")
-def list_(*, data_root: DataRoot = None) -> None:
-    """What there is, and where it is."""
-    from mixup_inference.cli.catalogue import print_list  # noqa: PLC0415
-
-    print_list(data_root)
-
-
-@data_app.command(help_epilogue=examples("data get cifar10", "data get cifar10 --data-root data"))
-def get(name: DataName, /, *, data_root: DataRoot = None) -> None:
-    """Fetch a data set, unless it is there, and verify it."""
-    from mixup_inference.cli.catalogue import get_one  # noqa: PLC0415
-
-    get_one(name, data_root)
-
-
-@data_app.command(help_epilogue=examples("data verify cifar10", "data verify folder:photos"))
-def verify(name: DataName, /, *, data_root: DataRoot = None) -> None:
-    """Read a data set and check it against its published checksums."""
-    from mixup_inference.cli.catalogue import verify_one  # noqa: PLC0415
-
-    verify_one(name, data_root)
-
-
 def _show_warning(
     message: Warning | str,
     category: type[Warning],
@@ -334,6 +253,15 @@ def _show_warning(
     (file or sys.stderr).write(plain_lines(f"warning: {message}\n" if ours else text))
 
 
+def _list_names_in_help(arguments: list[str]) -> None:
+    """Append the names in the registries, plug-ins included, to the help that is asked for."""
+    command = next((name for name in arguments if name in ("evaluate", "tune", "train")), None)
+    if command is not None and {"--help", "-h"} & set(arguments):
+        from mixup_inference.cli.catalogue import registered_names  # noqa: PLC0415
+
+        app[command].help_epilogue = f"{app[command].help_epilogue}\n\n{registered_names()}"
+
+
 def main() -> None:
     """The command ``mixup-inference``: exit code 0, 2 for bad input, 130 after Ctrl-C.
 
@@ -343,6 +271,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without ± shows a question mark
         sys.stdout.reconfigure(errors="replace")
     logging.basicConfig(format="%(message)s")
+    _list_names_in_help(sys.argv[1:])
     try:
         app(exit_on_error=False, print_error=True)
     except CycloptsError:

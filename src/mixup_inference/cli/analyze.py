@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from mixup_inference.cli.evaluate_options import OneModel, make_spec, refuse_knowing, refuse_others
+from mixup_inference.cli.evaluate_options import make_spec, refuse_knowing, refuse_others
+from mixup_inference.cli.options import OneModel
 from mixup_inference.cli.run import open_experiment
 from mixup_inference.experiments import analyses, check_spec, load_spec
 from mixup_inference.experiments.spec import FiguresSpec
-from mixup_inference.reporting.summary import linear_enough
+from mixup_inference.metrics.accuracy import mean_interval
+from mixup_inference.reporting.summary import describe_linearity
 from mixup_inference.utils.io import add_checksums, write_json
 
 if TYPE_CHECKING:
-    from mixup_inference.cli import Common
+    from mixup_inference.cli.options import Common
 
 
 def analyze_one(name: str | None, one: OneModel, common: Common) -> None:
@@ -48,7 +50,7 @@ def analyze_one(name: str | None, one: OneModel, common: Common) -> None:
 
 def _print(console: Console, name: str, entry: dict[str, Any]) -> None:
     console.print(f"\n{name}", style="bold", markup=False)
-    told = linear_enough(name, entry["linearity"])
+    told = describe_linearity(name, entry["linearity"])
     console.print(told, highlight=False, soft_wrap=True, markup=False)
     scores = entry["detection"]["scores"]
     for attack in dict.fromkeys(score["attack"] for score in scores):
@@ -79,6 +81,8 @@ def _print(console: Console, name: str, entry: dict[str, Any]) -> None:
 def _cells(kind: str, theory: dict[str, Any], auc: float) -> list[str]:
     """One row: a kind of mixup inference at one ratio."""
     seen, y_hat, ric = theory["adversarial"], theory["y_hat"], theory["ric"]
+    gap, used = theory["detection_gap"], theory["counts"]["used"]
+    mean, _, high = mean_interval(gap["mean"], gap["se"], used)
     return [
         f"{kind} {theory['lam']:g}",
         f"{seen['y']['mean']:.2f} -> {seen['y_mi']['mean']:.2f}",
@@ -86,6 +90,6 @@ def _cells(kind: str, theory: dict[str, Any], auc: float) -> list[str]:
         f"{y_hat['input_transfer']['mean']:+.2f}",
         f"{y_hat['perturbation_shrinkage']['mean']:+.2f}",
         f"{'yes' if ric['holds'] else 'no'} ({ric['points']}/{ric['total']})",
-        f"{theory['detection_gap']['mean']:+.2f} ± {1.96 * theory['detection_gap']['se']:.2f}",
+        f"{mean:+.2f} ± {high - mean:.2f}",
         f"{auc:.3f}",
     ]

@@ -1,58 +1,86 @@
-"""The commands `data list`, `data get` and `data verify`."""
+"""The commands `data ...` and `models ...`: what there is, and whether it is intact."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
 from mixup_inference.cli.console import examples, say, say_columns
-from mixup_inference.datasets import (
-    EMBEDDED,
-    FOLDER,
-    SOURCES,
-    Shape,
-    check_name,
-    data_root,
-    load_dataset,
-    shape_of,
-)
+from mixup_inference.cli.options import DataRoot
 from mixup_inference.errors import InputError, unknown_name
-from mixup_inference.utils.progress import RichProgress
+from mixup_inference.registry import Registry
 
 
-def print_list(root: Path | None) -> None:
-    """All data sets by name, what is in them, and where they are."""
-    place = data_root(root)
-    rows = [(EMBEDDED, str(shape_of(EMBEDDED)), "embedded")]
-    for name, source in SOURCES.items():
+def registered_names() -> str:
+    """All names that commands and specs take, by kind."""
+    from mixup_inference.attacks import ATTACKS  # noqa: PLC0415
+    from mixup_inference.datasets import DATASETS  # noqa: PLC0415
+    from mixup_inference.defenses import DEFENSES  # noqa: PLC0415
+    from mixup_inference.detection import SCORES  # noqa: PLC0415
+    from mixup_inference.models import NETWORKS  # noqa: PLC0415
+    from mixup_inference.training import OBJECTIVES  # noqa: PLC0415
+
+    kinds: dict[str, Registry[Any]] = {
+        "Defences": DEFENSES,
+        "Attacks": ATTACKS,
+        "Objectives": OBJECTIVES,
+        "Networks": NETWORKS,
+        "Data sets": DATASETS,
+        "Detection scores": SCORES,
+    }
+    lines = [f"{kind}: {', '.join(registry)}." for kind, registry in kinds.items()]
+    return "\n".join([*lines, "Your own: package.module:attribute, see docs/bring-your-own.md."])
+
+
+data_app = App(
+    name="data",
+    help="Data sets: what there is, where it is, whether it is intact.",
+    help_epilogue=examples("data list", "data get cifar10", "data verify folder:photos"),
+)
+DataName = Annotated[str, Parameter(help="As in `data list`, or folder:PATH.")]
+
+
+@data_app.command(name="list")
+def list_datasets(*, data_root: DataRoot = None) -> None:
+    """What there is, and where it is."""
+    from mixup_inference import datasets  # noqa: PLC0415 (--help must not wait for torch)
+
+    place = datasets.data_root(data_root)
+    rows = [(datasets.EMBEDDED, str(datasets.shape_of(datasets.EMBEDDED)), "embedded")]
+    for name, source in datasets.SOURCES.items():
         found = source.place(place)
         rows.append((name, str(source.shape), str(found) if found else "not here yet"))
-    rows.append((f"{FOLDER}PATH", "your own images, a folder a class", ""))
+    rows.append((f"{datasets.FOLDER}PATH", "your own images, a folder a class", ""))
     say_columns(rows)
     say(f"\nData root: {place}")
 
 
-def get_one(name: str, root: Path | None) -> None:
-    """Fetch a data set unless it is there, and verify it."""
-    _load(name, root, download=True)
+@data_app.command(help_epilogue=examples("data get cifar10", "data get cifar10 --data-root data"))
+def get(name: DataName, /, *, data_root: DataRoot = None) -> None:
+    """Fetch a data set, unless it is there, and verify it."""
+    _load(name, data_root, download=True)
 
 
-def verify_one(name: str, root: Path | None) -> None:
-    """Read a data set and check it."""
-    _load(name, root, download=False)
+@data_app.command(help_epilogue=examples("data verify cifar10", "data verify folder:photos"))
+def verify(name: DataName, /, *, data_root: DataRoot = None) -> None:
+    """Read a data set and check it against its published checksums."""
+    _load(name, data_root, download=False)
 
 
 def _load(name: str, root: Path | None, *, download: bool) -> None:
-    check_name(name)
-    place = data_root(root)
-    if download and name in SOURCES and SOURCES[name].place(place) is None:
-        say(f"Fetching {SOURCES[name].title} into {place}")
-    data = load_dataset(name, root, download=download, progress=RichProgress())
-    say(f"{name}: {Shape.of(data)}")
-    if name in SOURCES:
-        say(f"in {SOURCES[name].place(place)}; every file has its published MD5.")
+    from mixup_inference import datasets  # noqa: PLC0415
+    from mixup_inference.utils.progress import RichProgress  # noqa: PLC0415
+
+    datasets.check_name(name)
+    place, source = datasets.data_root(root), datasets.SOURCES.get(name)
+    if download and source is not None and source.place(place) is None:
+        say(f"Fetching {source.title} into {place}")
+    data = datasets.load_dataset(name, root, download=download, progress=RichProgress())
+    say(f"{name}: {datasets.Shape.of(data)}")
+    if source is not None:
+        say(f"in {source.place(place)}; every file has its published MD5.")
 
 
 #: What a model's card is called in its folder.
@@ -66,7 +94,7 @@ models_app = App(
 
 
 @models_app.command(name="list", help_epilogue=examples("models list"))
-def list_() -> None:
+def list_models() -> None:
     """All models that ship, by the names that `--weights` and from_pretrained take."""
     from mixup_inference.models import WEIGHTS, read_checkpoint, shipped_models  # noqa: PLC0415
 

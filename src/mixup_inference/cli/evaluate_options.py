@@ -1,35 +1,26 @@
-"""The options of `evaluate` about attacks that know the defence, made into a section of a spec."""
+"""The options of `evaluate`, `analyze` and `tune` that describe one model, made into a spec."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any
 
-from cyclopts import Parameter
-
-from mixup_inference.attacks import get_attack
+from mixup_inference.attacks import ATTACKS, get_attack, is_library
+from mixup_inference.cli.options import POINTS, OneModel
+from mixup_inference.defenses import DEFENSES
 from mixup_inference.errors import InputError
-from mixup_inference.experiments import Spec
+from mixup_inference.evaluation.grid_search import in_words
+from mixup_inference.experiments import Spec, check_spec
 from mixup_inference.experiments.spec import KnowingSpec, standard_attacks
+from mixup_inference.models import from_pretrained
+from mixup_inference.registry import is_code
+from mixup_inference.utils.io import expanded
 from mixup_inference.utils.text import plain
-
-if TYPE_CHECKING:
-    from mixup_inference.experiments import Spec
-
-
-#: What an attack needs in order to make sense.
-_NEEDS = {
-    "transfer": "it needs --surrogate, weights of another model",
-    "official-adaptive": "it is for --defense mi-ol or mi-pl and --norm linf",
-    "paper-adaptive": "it is for --defense mi-ol or mi-pl",
-    "detector-aware": "it is for --defense mi-combined",
-    "frozen": "it needs a defence",
-}
 
 
 def knowing_section(one: OneModel) -> dict[str, Any] | None:
@@ -62,7 +53,8 @@ def refuse_useless(one: OneModel, spec: Spec) -> None:
     for name in _names(one):
         attack = KnowingSpec(attack="eot-pgd" if name == "adaptive" else name)
         if not any(spec.attack_applies(attack, row) for row in spec.rows):
-            raise InputError(f"--attack {name} would do nothing: {_NEEDS[name]}.")
+            needs = get_attack(attack.attack).requires or "does not apply to this defence"
+            raise InputError(f"--attack {name} would do nothing: it {needs}.")
 
 
 def _names(one: OneModel) -> list[str]:
@@ -93,7 +85,7 @@ def _attacks(one: OneModel) -> list[dict[str, Any]]:
         asked.append({"attack": "eot-pgd"})
     out: list[dict[str, Any]] = []
     for document in asked:
-        ours = get_attack(document["attack"]).group != "peer"
+        ours = not get_attack(document["attack"]).is_external
         full = document | (_known(document, steps) if ours else {}) | _known(document, settings)
         if document["attack"] == "transfer":
             full["surrogates"] = [f"surrogate-{i + 1}" for i in range(len(one.surrogate))]
@@ -105,91 +97,9 @@ def _attacks(one: OneModel) -> list[dict[str, Any]]:
 def _known(document: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Those of the settings that an attack has; another library's is handed all of them."""
     kind = get_attack(document["attack"])
-    if kind.group == "peer":
+    if kind.is_external:
         return settings
     return {key: value for key, value in settings.items() if key in kind.defaults}
-
-
-#: Test points, if the user does not say.
-POINTS = 1000
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class OneModel:
-    """Options that describe one model, its data, a defence and an attack."""
-
-    data: str | None = None
-    "Data set: a name of `data list`, or folder:PATH."
-
-    model: str | None = None
-    "A network of ours (resnet20, ...), or package.module:factory for your own."
-
-    weights: str | None = None
-    "Its weights: a file, safetensors or torch's, or a name of `models list`. Ours say the network."
-
-    mean: str | None = None
-    "Mean of the pixels that the model normalises by: one number, or 0.485,0.456,0.406."
-
-    std: str | None = None
-    "Their standard deviation, likewise."
-
-    size: int | None = None
-    "Side that the images are resized to."
-
-    channels: Literal[1, 3] | None = None
-    "Make the images grey (1) or colour (3)."
-
-    classes: int | None = None
-    "Number of classes of the model, if it is not that of the data."
-
-    defense: str = "mi-ol"
-    "none, mi-ol, mi-pl, mi-combined, gaussian, rotation, resize-pad or crop-resize."
-
-    lam: float | None = None
-    "Mixing ratio of mi-ol and mi-pl."
-
-    setting: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "Another setting of the defence, as name=value; may be repeated."
-
-    preset: str | None = None
-    "Defence and settings by name (cifar10/mixup+mi-ol), or a file that `tune` wrote."
-
-    draws: int = 30
-    "Draws of the defence for each image."
-
-    attack: Annotated[tuple[str, ...], Parameter(negative="")] = ("pgd",)
-    "pgd (ignores the defence), none, adaptive (all that know it), eot-pgd, apgd, ...; repeatable."
-
-    attack_setting: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "A setting of the attacks that know the defence, as name=value (draws=20); may be repeated."
-
-    surrogate: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "Weights of another model of ours, that transfer attacks are crafted on; may be repeated."
-
-    norm: Literal["linf", "l2"] = "linf"
-    "Norm of the attack."
-
-    eps: str = "8/255"
-    "Its bound."
-
-    step: str | None = None
-    "Step size of the attacks that take steps: 2/255 for pgd, else a quarter of eps."
-
-    steps: int | None = None
-    "Number of steps of the attacks that take steps: 10 for pgd, else their own."
-
-    checks: int | None = None
-    "Points on which it is checked that attacks that know the defence work: 50; 0 for none."
-
-    points: int | None = None
-    "How many test points: 1000, and 200 of them for attacks that know the defence."
-
-    batch_size: int = 250
-    "Images at a time."
-
-    seed: int = 0
-    "Seed of points, attack and draws."
 
 
 def refuse_others(one: OneModel, allowed: set[str] | None, *, never: Collection[str] = ()) -> None:
@@ -201,11 +111,21 @@ def refuse_others(one: OneModel, allowed: set[str] | None, *, never: Collection[
         raise InputError(f"{names} would be ignored here; leave it out.")
 
 
+def load_code(one: OneModel) -> None:
+    """Load the defence and the attacks that are given as ``package.module:attribute``.
+
+    To type such a name is to allow its code, so no --allow-code is needed.
+    """
+    if is_code(one.defense):
+        DEFENSES.load(one.defense)
+    for name in one.attack:
+        if is_code(name) and not is_library(name):
+            ATTACKS.load(name)
+
+
 def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
     """The experiment that the options describe, with so many points to tune on."""
-    from mixup_inference.evaluation.grid_search import in_words  # noqa: PLC0415
-    from mixup_inference.experiments import check_spec  # noqa: PLC0415
-
+    load_code(one)
     if spec is not None:
         raise InputError(f"give either an experiment ({spec}) or --data and a model, not both.")
     if one.data is None:
@@ -263,7 +183,6 @@ def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
         "adaptive": knowing_section(one),
         "rows": rows,
     }
-    # A factory that is given by hand is the user's own act.
     spec_of_it = check_spec(document, source="options", allow_code=True)
     refuse_useless(one, spec_of_it)
     return spec_of_it
@@ -271,8 +190,6 @@ def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
 
 def _name_of(weights: str | None) -> str:
     """What to call a model of which there is only a file or a folder."""
-    from mixup_inference.utils.io import expanded  # noqa: PLC0415 (--help must not wait for torch)
-
     path = expanded(str(weights)).resolve()
     return plain(path.parent.name if path.name == "model.safetensors" else path.stem)
 
@@ -292,8 +209,6 @@ def _network(one: OneModel) -> dict[str, Any] | None:
 
 def _size_of(weights: str | None) -> int | None:
     """The side of the images that a checkpoint of ours was trained on."""
-    from mixup_inference.models import from_pretrained  # noqa: PLC0415
-
     config: dict[str, Any] = getattr(from_pretrained(str(weights)), "config", {})
     return config.get("size")
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 from mixup_inference.cli.run import alone_in
 from mixup_inference.errors import InputError, MixupInferenceError, MixupInferenceWarning
-from mixup_inference.experiments import SCHEMA
-from mixup_inference.reporting import write_comparison, write_report
+from mixup_inference.reporting import Results, check_results, write_comparison, write_report
 from mixup_inference.utils.io import checksum_problem, is_file, parse_json, read_text
 from mixup_inference.utils.text import plain_lines, plain_values
 
@@ -44,7 +42,7 @@ def write_reports(runs: tuple[Path, ...], output: Path | None) -> None:
         sys.stdout.write(f"{plain_lines(str(path))}\n")
 
 
-def _read(run: Path) -> dict[str, Any]:
+def _read(run: Path) -> Results:
     """The results of a run: its folder, or the file itself."""
     path = run / "results.json" if run.is_dir() else run
     if not is_file(path):
@@ -53,13 +51,7 @@ def _read(run: Path) -> dict[str, Any]:
         )
     text = read_text(path, what="the results", most=LARGEST)
     results = parse_json(text, str(path))
-    needed = {"columns", "rows", "spec", "points"}
-    if (
-        not isinstance(results, dict)
-        or results.get("schema") != SCHEMA
-        or not results.keys() >= needed
-    ):
-        raise InputError(f"{path} is not the results.json of a run by this version.")
+    check_results(results, str(path))
     problem = checksum_problem(results)
     if problem is not None and "checksum" in results:
         raise InputError(f"{path} {problem}. Run the experiment again; what is whole is reused.")
@@ -67,7 +59,7 @@ def _read(run: Path) -> dict[str, Any]:
         message = f"{path} {problem}, as an older version wrote it, so it cannot be checked."
         warnings.warn(message, MixupInferenceWarning, stacklevel=2)
     try:
-        clean: dict[str, Any] = plain_values(results)
+        clean: Results = plain_values(results)
     except RecursionError:
         raise InputError(f"{path} is nested too deeply.") from None
     return clean

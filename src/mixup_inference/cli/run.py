@@ -15,7 +15,7 @@ from mixup_inference.utils.distributed import check_device
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-    from mixup_inference.cli import Common, Processes
+    from mixup_inference.cli.options import Common, Processes
 import logging
 import shlex
 import sys
@@ -30,17 +30,17 @@ from rich.table import Table
 from rich.text import Text
 
 from mixup_inference.datasets import shape_of
-from mixup_inference.experiments import Experiment, collect, measure_speeds, plan
+from mixup_inference.experiments import Callback, Experiment, measure_speeds, plan
 from mixup_inference.experiments.cache import leftovers
-from mixup_inference.experiments.run_directory import Run, working_in
+from mixup_inference.experiments.run_directory import Run, lock_run
 from mixup_inference.experiments.spec import in_precision, with_attack_precision, with_engine
-from mixup_inference.reporting import ConsoleListener, write_report, write_results
+from mixup_inference.reporting import ConsoleCallback, write_report, write_results
 from mixup_inference.utils.progress import SILENT, RichProgress
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-    from mixup_inference.cli import Common, Processes
+    from mixup_inference.cli.options import Common, Processes
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def _open(spec: Spec, common: Common, processes: Processes) -> Fabric | None:
 
 @contextmanager
 def open_experiment(
-    spec: Spec, common: Common, fabric: Fabric | None = None
+    spec: Spec, common: Common, fabric: Fabric | None = None, callback: Callback | None = None
 ) -> Iterator[Experiment]:
     """An experiment in its folder, checked, with progress on the terminal if it is one.
 
@@ -89,7 +89,9 @@ def open_experiment(
         device=common.device,
         fabric=fabric,
         data_root=common.data_root,
+        callback=callback,
         progress=bars,
+        reuse_models=common.reuse_models,
     )
     with alone_in(experiment.folder) if experiment.ranks.is_first else nullcontext():
         experiment.check()
@@ -108,11 +110,7 @@ def _as_asked(spec: Spec, common: Common) -> Spec:
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Hold a run's folder, and tidy up after a command that was killed in it."""
-    with working_in(folder, this_command()) as before:
-        if before is not None:
-            logging.getLogger(__name__).info(
-                "%s ended before its time; going on from what it kept.", before
-            )
+    with lock_run(folder):
         for path in leftovers(folder):
             path.unlink(missing_ok=True)
         yield
@@ -131,73 +129,57 @@ def work(stage: str, spec: Spec, common: Common, processes: Processes | None = N
     with together(spec, common, processes) as fabric:
         if fabric is not None and not fabric.is_global_zero:
             common = replace(common, quiet=True)
-        with open_experiment(spec, common, fabric) as experiment:
-            listener = ConsoleListener(
-                Console(quiet=common.quiet), [row.title for row in spec.rows], experiment.columns
-            )
-            experiment.listener = listener
-            paths = _do_aloud(stage, experiment, listener, started)
-    _print_summary(listener, paths, time.perf_counter() - started)
+        titles = [row.title for row in spec.rows]
+        callback = ConsoleCallback(Console(quiet=common.quiet), titles, spec.columns)
+        with open_experiment(spec, common, fabric, callback) as experiment:
+            paths = _do_aloud(stage, experiment, callback)
+    _print_summary(callback, paths, time.perf_counter() - started)
 
 
-def _do_aloud(
-    stage: str, experiment: Experiment, listener: ConsoleListener, started: float
-) -> list[Path]:
+def _do_aloud(stage: str, experiment: Experiment, callback: ConsoleCallback) -> list[Path]:
     """One stage; says what it begins with, and what is left if it is interrupted."""
-    listener.say(f"{experiment.spec.title}  ({experiment.folder})", "bold")
+    callback.say(f"{experiment.spec.title}  ({experiment.folder})", "bold")
     others = Run(experiment.folder).made_by_others()
     if others is not None:
-        listener.warn(f"the results here are of {others}, so all is computed again.")
+        callback.warn(f"the results here are of {others}, so all is computed again.")
     try:
-        return _do(stage, experiment, listener, started)
+        return _do(stage, experiment, callback)
     except KeyboardInterrupt:
-        listener.say(
+        callback.say(
             f"\nStopped. What was finished is kept in {experiment.folder}; go on with:\n"
             f"  {this_command()}"
         )
         raise
 
 
-def _do(
-    stage: str, experiment: Experiment, listener: ConsoleListener, started: float
-) -> list[Path]:
-    """One stage; returns the paths of what it made."""
-    spec = experiment.spec
+def _do(stage: str, experiment: Experiment, callback: ConsoleCallback) -> list[Path]:
+    """One stage, or all of them; returns the paths of what it made."""
+    experiment.train()
     if stage == "train":
-        return [experiment.model_folder(m) for m in spec.models if experiment.model(m)]
+        trained = filter(experiment.spec.is_trained, experiment.spec.needed_models)
+        return [experiment.models.folder_of(name) for name in trained]
     if stage == "attack":
-        for model in spec.models:
-            for mode in spec.attack.modes if spec.attack else ():
-                experiment.examples(model, mode)
+        experiment.attack(everything=True)
         return [experiment.folder / "attacks"]
-    return _measure(experiment, listener, report=stage == "run", started=started)
-
-
-def _measure(
-    experiment: Experiment, listener: ConsoleListener, *, report: bool, started: float
-) -> list[Path]:
-    """All cells, then the files."""
-    cells = len(experiment.spec.rows) * len(experiment.columns)
-    with experiment.progress.task("table", total=cells) as listener.task:
-        results = collect(experiment, seconds=time.perf_counter() - started)
+    results = experiment.run()
     if not experiment.ranks.is_first:
         return []
     paths = write_results(results, experiment.folder)
-    listener.verdicts(results.get("adaptive"))
-    if report or (experiment.folder / "report.html").exists():  # never older than the results
+    callback.verdicts(results.get("adaptive"))
+    if stage == "run" or (experiment.folder / "report.html").exists():
         paths += write_report(results, experiment.folder)[:1]
         paths.append(experiment.folder / "figures")
     return paths
 
 
-def _print_summary(listener: ConsoleListener, paths: list[Path], seconds: float) -> None:
-    if listener.computed == 0:
-        listener.say("\nNothing was recomputed: everything was already there.")
+def _print_summary(callback: ConsoleCallback, paths: list[Path], seconds: float) -> None:
+    if callback.computed == 0:
+        callback.say("\nNothing was recomputed: everything was already there.")
     else:
-        counts = f"{listener.computed} parts computed, {listener.reused} reused"
-        listener.say(f"\n{counts}, {seconds:.0f} s.")
+        counts = f"{callback.computed} parts computed, {callback.reused} reused"
+        callback.say(f"\n{counts}, {seconds:.0f} s.")
     for path in paths:
-        listener.say(f"  {path}")
+        callback.say(f"  {path}")
 
 
 def print_plan(spec: Spec, common: Common) -> None:

@@ -64,7 +64,7 @@ def show(run: RunName, /, *, output: Output = OUTPUT) -> None:
     say("")
     used = {True: "used", False: "not used", None: "not known"}
     rows = []
-    for artefact in found.artefacts:
+    for artefact in found.files:
         about = artefact.path.stat()
         when = datetime.fromtimestamp(about.st_mtime).strftime("%Y-%m-%d %H:%M")
         name = found.name_of(artefact.path)
@@ -117,9 +117,9 @@ def verify(*runs: RunName, output: Output = OUTPUT) -> None:
     for run in found:
         problems = list(run.problems())
         bad += len(problems)
-        say(f"{run.folder}: {len(run.artefacts)} parts, {len(problems) or 'no'} problems")
+        say(f"{run.folder}: {len(run.files)} parts, {len(problems) or 'no'} problems")
         for problem in problems:
-            say(f"  {problem.words}")
+            say(f"  {problem.message}")
     if not found:
         say(f"No runs in {output}.")
     if bad:
@@ -134,10 +134,9 @@ def clean(*runs: RunName, yes: Yes = False, output: Output = OUTPUT) -> None:
     only damaged parts go. Nothing is deleted without --yes, and nothing ever that this program
     did not write.
     """
-    from mixup_inference.cli.run import this_command  # noqa: PLC0415
     from mixup_inference.experiments.run_directory import (  # noqa: PLC0415
         find_run,
-        working_in,
+        lock_run,
     )
 
     if not runs:
@@ -146,16 +145,16 @@ def clean(*runs: RunName, yes: Yes = False, output: Output = OUTPUT) -> None:
         if not yes:
             _clean(found, yes=False)
             continue
-        with working_in(found.folder, this_command()):
+        with lock_run(found.folder):
             _clean(found, yes=True)
 
 
 def _clean(run: Run, *, yes: bool) -> None:
     total = count = 0
-    for rubbish in run.rubbish():
+    for rubbish in run.unneeded():
         size = rubbish.path.lstat().st_size
         total, count = total + size, count + 1
-        say(f"  {rubbish.path}  {_size(size)}  {rubbish.words}")
+        say(f"  {rubbish.path}  {_size(size)}  {rubbish.message}")
         if yes:
             rubbish.path.unlink(missing_ok=True)
             if not any(rubbish.path.parent.iterdir()):
@@ -168,16 +167,16 @@ def _clean(run: Run, *, yes: bool) -> None:
 
 def _state(run: Run) -> str:
     """How complete it is, and who works on it."""
+    from mixup_inference.experiments.cache import KINDS  # noqa: PLC0415
     from mixup_inference.experiments.run_directory import (  # noqa: PLC0415
         RESULTS,
-        holder_of,
+        is_locked,
     )
 
-    holder = holder_of(run.folder)
-    kinds = Counter(artefact.kind for artefact in run.artefacts)
-    parts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    if holder is not None and not holder.gone:
-        return f"at work: {holder}"
+    kinds = Counter(kind for kind, _ in {(file.kind, file.hash) for file in run.files})
+    parts = ", ".join(f"{kinds[kind]} {kind}" for kind in KINDS if kinds[kind])
+    if is_locked(run.folder):
+        return "at work"
     if run.results is None:
         why = "damaged results" if (run.folder / RESULTS).exists() else "unfinished"
         return f"{why} ({parts})"

@@ -6,29 +6,25 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from mixup_inference.cli.evaluate_options import (
-    POINTS,
-    OneModel,
-    make_spec,
-    refuse_knowing,
-    refuse_others,
-)
+from mixup_inference.cli.evaluate_options import load_code, make_spec, refuse_knowing, refuse_others
+from mixup_inference.cli.options import POINTS, OneModel
 from mixup_inference.cli.run import open_experiment
 from mixup_inference.defenses import write_preset
 from mixup_inference.evaluation.grid_search import grid_of, in_words
 from mixup_inference.experiments import Tuned, load_spec, tune
 from mixup_inference.metrics.accuracy import cell_entry
-from mixup_inference.reporting.tables import percent, with_margin
+from mixup_inference.reporting.formatting import format_margin, percent
 from mixup_inference.utils.io import add_checksums
 from mixup_inference.validation import check_number
 
 if TYPE_CHECKING:
-    from mixup_inference.cli import Common
+    from mixup_inference.cli.options import Common
 
 
 def tune_one(name: str | None, one: OneModel, loss: float, common: Common) -> None:
     """Tune one defence for one model, of an experiment or of the user's own."""
     check_number(loss, what="--loss / 100", least=0, most=1)
+    load_code(one)
     grid_of(one.defense)  # complains before anything is made
     allowed = {"model", "defense"} if one.data is None else None
     refuse_others(one, allowed, never={"lam", "setting", "preset"})
@@ -81,5 +77,5 @@ def _print(console: Console, tuned: Tuned, defense: str, loss: float) -> None:
     width = max(len(row.title) for row in tuned.rows) + 2
     for row, cells in zip(tuned.rows, tuned.reported, strict=True):
         line = row.title.ljust(width)
-        line += "".join(with_margin(cell_entry(cell)).rjust(13) for cell in cells)
+        line += "".join(format_margin(cell_entry(cell)).rjust(13) for cell in cells)
         console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -33,15 +33,18 @@ def as_tensors(images: Any, labels: Any = None, *, what: str = "the data") -> tu
 
 
 def as_dataset(data: Any, *, what: str = "the data set") -> Dataset:
-    """Make a ``Dataset`` of a pair (train, test), in which test may be None.
+    """Make a ``Dataset`` of one, of a pair (train, test), or of the first part alone.
 
     A part is a pair (images, labels) of tensors or arrays, or a Dataset or DataLoader of such.
     """
     if isinstance(data, Dataset):
         return data
+    if isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "shape"):
+        data = data, None  # images and labels
     if not isinstance(data, tuple | list) or len(data) != 2 or data[0] is None:
         raise InputError(f"{what} must be a Dataset or a pair (train, test); saw {data!r:.100}.")
-    parts = [as_tensors(*p) if isinstance(p, tuple) else as_tensors(p) for p in data if p]
+    given = (part for part in data if part is not None)
+    parts = [as_tensors(*part) if isinstance(part, tuple) else as_tensors(part) for part in given]
     names = tuple(str(label) for label in range(1 + max(int(labels.max()) for _, labels in parts)))
     start, labelled = 0, []
     for images, integers in parts:

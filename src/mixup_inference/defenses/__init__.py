@@ -1,32 +1,35 @@
 """Inference-time defences: mixup inference and the baselines of Tables 2 and 3."""
 
+import warnings
+from typing import Any
+
 from mixup_inference.defenses.base import (
+    Defense,
     Options,
-    RandomizedInference,
-    StochasticModule,
     images_at_once,
     mean_prediction,
     within_memory,
 )
 from mixup_inference.defenses.baselines import CropResize, GaussianNoise, RandomRotation, ResizePad
 from mixup_inference.defenses.combined import CombinedInference
-from mixup_inference.defenses.mixup import MixupInference, gap
+from mixup_inference.defenses.gap import gap
+from mixup_inference.defenses.mixup import MixupInference
 from mixup_inference.defenses.presets import PRESETS, Preset, get_preset, read_preset, write_preset
-from mixup_inference.defenses.registry import DEFENSES, make_defense, settings_of
+from mixup_inference.defenses.registry import DEFENSES, DefenseEntry, make_defense, settings_of
 
 __all__ = [
     "DEFENSES",
     "PRESETS",
     "CombinedInference",
     "CropResize",
+    "Defense",
+    "DefenseEntry",
     "GaussianNoise",
     "MixupInference",
     "Options",
     "Preset",
     "RandomRotation",
-    "RandomizedInference",
     "ResizePad",
-    "StochasticModule",
     "gap",
     "get_preset",
     "images_at_once",
@@ -37,3 +40,10 @@ __all__ = [
     "within_memory",
     "write_preset",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("StochasticModule", "RandomizedInference"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"{name} is now called Defense.", DeprecationWarning, stacklevel=2)
+    return Defense

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import Self, TypedDict, TypeVar, Unpack
+from collections.abc import Callable
+from types import NoneType
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mixup_inference.draws import Draws, make_key
+from mixup_inference.draws import Beta, Draws, Uniform, make_key
 from mixup_inference.errors import MixupInferenceWarning, unknown_name
 from mixup_inference.models.call import batch_for, check_model, logits_of, refuse_probabilities
 from mixup_inference.models.engines import check_engine, engine_for
@@ -24,7 +25,6 @@ from mixup_inference.validation import check_images, check_index, check_int
 #: Default size of a chunk, in pixels (channels included): 1,024 images of CIFAR's size.
 CHUNK_PIXELS = 1024 * 3 * 32 * 32
 
-Stream = tuple[str | int, ...]
 T = TypeVar("T")
 
 
@@ -52,15 +52,23 @@ def images_at_once(images: Tensor, most: int = 1024) -> int:
     return min(most, max(1, CHUNK_PIXELS // images[0].numel()))
 
 
-class StochasticModule(nn.Module, ABC):
-    """What all defences share: the base model F, a seed, and which draws a call gets.
+class Defense(nn.Module):
+    """Average F's softmax over N random transforms of the input.
+
+    Returns log(1/N sum_k softmax F(t_k(x))), so that cross-entropy on it is -log of the averaged
+    probability, argmax is the prediction, and attack libraries take it as it is. At most
+    ``chunk`` images pass through F at once: that bounds memory, with gradients too, and never
+    changes what is drawn.
 
     A call with ``index`` (the samples' positions in their data set) is pure: the draws of a
     sample depend on (seed, stream, its index) and on nothing else. A call without it takes a
     new stream each time (``fresh=True``), or the same draws for every row and every call
     (``fresh=False``), which makes the module a deterministic function of x.
 
-    F runs in eval mode always, and no graph is kept unless ``x.requires_grad``.
+    F always runs in eval mode, and no graph is kept unless ``x.requires_grad``.
+
+    A subclass overrides ``transform``, and ``condition`` if the transform depends on the
+    untransformed input; or else both ``forward`` and ``draw``.
     """
 
     def __init__(self, model: nn.Module, **options: Unpack[Options]) -> None:
@@ -77,34 +85,31 @@ class StochasticModule(nn.Module, ABC):
         self.training = False  # made for inference; libraries warn about modules that train
         self.reseed(options.get("seed", 0))
 
-    def reseed(self, seed: int) -> None:
-        """Start over with the draws of another seed."""
-        self.seed = check_int(seed, what="seed", least=0)
-        self._calls = [0]  # in a list, which copies around another model share
+    # What a subclass defines
 
-    @property
-    def calls(self) -> int:
-        """How many calls without ``index`` there were: each has draws of its own."""
-        return self._calls[0]
+    def condition(self, x: Tensor) -> Tensor | None:  # noqa: ARG002
+        """What ``transform`` needs to know of each input (mixup inference: the prediction)."""
+        return None
 
-    @calls.setter
-    def calls(self, count: int) -> None:
-        self._calls[0] = count
+    def transform(self, x: Tensor, given: Any, numbers: Draws, /) -> Tensor:
+        """The transformed images, shape (samples, draws, C, H, W).
 
-    @property
-    def passes_once(self) -> int:
-        """How many images pass through F to prepare the defence, once for all calls."""
-        return 0
+        Args:
+            x: some of the inputs, (samples, C, H, W).
+            given: their rows of ``condition(x)``.
+            numbers: their random numbers, for some of the draws.
+        """
+        raise NotImplementedError
 
-    def prepare(self) -> int:
-        """Do what is done once and not for each call; how many images passed through F for it."""
-        return 0
+    # Inference
 
-    @abstractmethod
+    @timed(Stage.AVERAGING)
     def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
-        """The log of the prediction, shape (batch, classes)."""
+        """The log of the averaged prediction, shape (batch, classes)."""
+        check_images(x)
+        return self.average(x, self.condition(x), self.numbers(x, index, stream))
 
-    @abstractmethod
+    @timed(Stage.AVERAGING)
     def draw(
         self, x: Tensor, draws: int, *, index: Tensor | None = None, stream: str | int = 0
     ) -> Tensor:
@@ -113,27 +118,24 @@ class StochasticModule(nn.Module, ABC):
         A defence whose answer is not a mean over draws (MI-Combined) gives one answer made of so
         many draws, shape (batch, 1, classes).
         """
+        check_images(x)
+        numbers = self.numbers(x, index, stream, draws=draws)
+        return self._by_blocks(x, self.condition(x), numbers, lambda log_probs: log_probs)
 
-    def frozen(self) -> Self:
-        """The same defence with its randomness removed: the same draws for every row and call."""
-        twin = copy.copy(self)
-        twin.fresh = False
-        return twin
+    def average(self, x: Tensor, given: Tensor | None, numbers: Draws) -> Tensor:
+        """Log mean softmax over these draws, where ``given`` is ``condition(x)``."""
+        return self._by_blocks(x, given, numbers, mean_prediction)
 
-    def with_model(self, model: nn.Module) -> Self:  # noqa: ARG002
-        """The same defence around another copy of the same model, such as a faster one.
-
-        Itself, where a subclass does not say how.
-        """
-        return self
-
-    def _around(self, model: nn.Module) -> Self:
-        """A shallow copy with another model; a folded one needs no other engine."""
-        twin = copy.copy(self)
-        if isinstance(model, Folded):
-            twin.engine = "eager"
-        twin._modules = self._modules | {"model": model}
-        return twin
+    def numbers(
+        self,
+        x: Tensor,
+        index: Tensor | None = None,
+        stream: str | int = 0,
+        draws: int | None = None,
+    ) -> Draws:
+        """The random numbers of a call with these arguments; without ``index``, of a new call."""
+        name, index = self._stream(x, index, stream)
+        return Draws(make_key(self.seed, *name), index, self._counted(x, draws))
 
     def predict_proba(
         self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
@@ -147,16 +149,75 @@ class StochasticModule(nn.Module, ABC):
         def compute() -> Tensor:
             parts = x.split(self._chunk_size(x))
             return torch.cat(
-                [_bounded(self._classify, part, alone=len(parts) == 1) for part in parts]
+                [_recomputed(self._classify, part, alone=len(parts) == 1) for part in parts]
             )
 
         with _graph_for(x):
             return within_memory(self, x, compute)
 
-    def samples_of(
+    # Seeds, copies and set-up
+
+    def reseed(self, seed: int) -> None:
+        """Start over with the draws of another seed."""
+        self.seed = check_int(seed, what="seed", least=0)
+        self._calls = [0]  # in a list, which copies around another model share
+
+    @property
+    def calls(self) -> int:
+        """The number of calls without ``index`` so far: each has draws of its own."""
+        return self._calls[0]
+
+    @calls.setter
+    def calls(self, count: int) -> None:
+        self._calls[0] = count
+
+    @property
+    def passes_once(self) -> int:
+        """The number of forward passes that set-up takes, once for all calls."""
+        return 0
+
+    def prepare(self) -> int:
+        """Run one-off set-up; return the number of forward passes it took."""
+        return 0
+
+    def frozen(self) -> Self:
+        """The same defence with its randomness removed: the same draws for every row and call."""
+        twin = copy.copy(self)
+        twin.fresh = False
+        return twin
+
+    def with_model(self, model: nn.Module) -> Self:
+        """The same defence around another copy of the same model, such as a faster one.
+
+        A subclass with a ``draw`` of its own may hold the model elsewhere too, and stays as it is.
+        """
+        return self if type(self).transform is Defense.transform else self._around(model)
+
+    def _around(self, model: nn.Module) -> Self:
+        """A shallow copy with another model; a folded one needs no other engine."""
+        twin = copy.copy(self)
+        if isinstance(model, Folded):
+            twin.engine = "eager"
+        twin._modules = self._modules | {"model": model}
+        return twin
+
+    def extra_repr(self) -> str:
+        """The settings, as they were given or by default."""
+        names = dict.fromkeys([*inspect.signature(type(self)).parameters, "draws", "seed"])
+        values = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        plain = (str, int, float, tuple, Uniform, Beta, NoneType)
+        return ", ".join(
+            f"{name}={value!r}" if isinstance(value, plain) else f"{name}={type(value).__name__}"
+            for name, value in values.items()
+            if not isinstance(value, nn.Module)
+        )
+
+    # How it is computed
+
+    def _stream(
         self, x: Tensor, index: Tensor | None, stream: str | int
-    ) -> tuple[Stream, Tensor]:
-        """Which stream and which sample positions this call draws from."""
+    ) -> tuple[tuple[str | int, ...], Tensor]:
+        """The name of a call's stream, and the sample positions in it."""
         if index is not None:
             return ("index", stream), check_index(index, count=x.shape[0], device=x.device)
         if not self.fresh:
@@ -164,14 +225,70 @@ class StochasticModule(nn.Module, ABC):
         self.calls += 1
         return ("call", self.calls), torch.arange(x.shape[0], device=x.device)
 
+    def _counted(self, x: Tensor, draws: int | None) -> Tensor:
+        """The numbers k of the draws."""
+        count = self.draws if draws is None else check_int(draws, what="draws", least=1)
+        return torch.arange(count, device=x.device)
+
+    def _by_blocks(
+        self,
+        x: Tensor,
+        given: Tensor | None,
+        numbers: Draws,
+        reduce: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        """Reduce the log-probabilities (samples, draws, classes) of some samples at a time.
+
+        F sees blocks of samples x draws that fit the chunk.
+        """
+
+        def compute() -> Tensor:
+            chunk = self._chunk_size(x)
+            samples, all_k = max(1, chunk // len(numbers.k)), numbers.k.split(chunk)
+            alone = x.shape[0] <= samples and len(all_k) == 1
+
+            out = []
+            for first in range(0, x.shape[0], samples):
+                rows = slice(first, first + samples)
+                some = x[rows], None if given is None else given[rows]
+                blocks = (
+                    _recomputed(self._block, *some, numbers.at(rows, k), alone=alone) for k in all_k
+                )
+                out.append(reduce(torch.cat(list(blocks), dim=1)))
+            return torch.cat(out)
+
+        with _graph_for(x):
+            return within_memory(self, x, compute)
+
+    def _block(self, x: Tensor, given: Tensor | None, numbers: Draws) -> Tensor:
+        """Log-probabilities of some draws of some samples, shape (samples, draws, classes)."""
+        with timed(Stage.MIXING):
+            images = self.transform(x, given, numbers)
+        return self._classify(images.flatten(0, 1)).view(*images.shape[:2], -1)
+
+    def _classify(self, x: Tensor) -> Tensor:
+        """Log softmax F(x); the first batch ever seen is checked for being logits."""
+        wants_graph = torch.is_grad_enabled() and x.requires_grad
+        if self.engine == "eager" or wants_graph:
+            parts = x.split(batch_for(x, self.model))
+            logits = torch.cat([logits_of(self.model, part) for part in parts])
+        else:
+            run = engine_for(self.engine, self.model, x)
+            with timed(Stage.FORWARD, images=len(x)):
+                logits = run(x)
+            for hook in self.model._forward_hooks.values():  # those that count passes, for instance
+                hook(self.model, (x,), logits)
+        if not self._seen_logits:
+            refuse_probabilities(logits)
+            self._seen_logits = True
+        return torch.log_softmax(logits, dim=1)
+
     def _chunk_size(self, x: Tensor) -> int:
         """How many images go through F at once."""
-        if self.chunk is not None:
-            return self.chunk
-        return images_at_once(x)
+        return images_at_once(x) if self.chunk is None else self.chunk
 
     def halve_chunk(self, x: Tensor) -> bool:
-        """From now on half as many images at once; whether that was possible."""
+        """Halve the chunk size from now on; return whether that was possible."""
         now = self._chunk_size(x)
         if now == 1:
             return False
@@ -184,35 +301,13 @@ class StochasticModule(nn.Module, ABC):
         )
         return True
 
-    def _classify(self, x: Tensor) -> Tensor:
-        """Log softmax F(x); the first batch ever seen is checked for being logits."""
-        wants_graph = torch.is_grad_enabled() and x.requires_grad
-        if self.engine == "eager" or wants_graph:
-            parts = x.split(batch_for(x, self.model))
-            logits = torch.cat([logits_of(self.model, part) for part in parts])
-        else:
-            logits = self._run_engine(x)
-        if not self._seen_logits:
-            refuse_probabilities(logits)
-            self._seen_logits = True
-        return torch.log_softmax(logits, dim=1)
-
-    def _run_engine(self, x: Tensor) -> Tensor:
-        run = engine_for(self.engine, self.model, x)
-        with timed(Stage.FORWARD, images=len(x)):
-            logits = run(x)
-        for hook in self.model._forward_hooks.values():  # those that count passes, for instance
-            hook(self.model, (x,), logits)
-        return logits
-
 
 def within_memory(defense: nn.Module, x: Tensor, compute: Callable[[], T]) -> T:
-    """What ``compute`` returns; where memory runs out, again with half of the defence's chunk.
+    """Call ``compute``; on out-of-memory, halve the defence's chunk size and retry.
 
-    The draws are the same. A module that is not a defence of ours has no chunk, and the error is
-    raised.
+    The draws stay the same. Other modules have no chunk size, and the error is raised.
     """
-    if not isinstance(defense, StochasticModule):
+    if not isinstance(defense, Defense):
         return compute()
     calls = defense.calls
     while True:
@@ -221,7 +316,7 @@ def within_memory(defense: nn.Module, x: Tensor, compute: Callable[[], T]) -> T:
         except (RuntimeError, MemoryError) as error:
             if not (_is_out_of_memory(error) and defense.halve_chunk(x)):
                 raise
-        # Out of the handler the error is gone, and with it the memory that it held on to.
+        # Outside of the handler the error is gone, and with it the memory that it held on to.
         defense.calls = calls
 
 
@@ -236,7 +331,7 @@ def _graph_for(x: Tensor) -> torch.set_grad_enabled:
     return torch.set_grad_enabled(torch.is_grad_enabled() and x.requires_grad)
 
 
-def _bounded(function: Callable[..., Tensor], *args: Tensor | None, alone: bool) -> Tensor:
+def _recomputed(function: Callable[..., Tensor], *args: Any, alone: bool) -> Tensor:
     """Call a function of one chunk; when a graph is built, recompute it in the backward pass.
 
     So the activations of one chunk at a time are in memory, in the backward pass too. A chunk
@@ -246,94 +341,6 @@ def _bounded(function: Callable[..., Tensor], *args: Tensor | None, alone: bool)
         return function(*args)
     out: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
     return out
-
-
-class RandomizedInference(StochasticModule):
-    """Average F's softmax over N random transforms of the input.
-
-    Returns log(1/N sum_k softmax F(t_k(x))), so that cross-entropy on it is -log of the averaged
-    probability, argmax is the prediction, and attack libraries take it as it is. At most
-    ``chunk`` images pass through F at once: that bounds memory, with gradients too, and never
-    changes what is drawn.
-
-    A subclass says how to transform (``_transform``), and what it needs to know about the
-    untransformed input (``_look``).
-    """
-
-    @timed(Stage.AVERAGING)
-    def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
-        """The log of the averaged prediction, shape (batch, classes)."""
-        check_images(x)
-        name, index = self.samples_of(x, index, stream)
-        return self.average(x, self._look(x), name, index)
-
-    def with_model(self, model: nn.Module) -> Self:
-        """The same defence around another copy of the same model, such as a faster one."""
-        return self._around(model)
-
-    @abstractmethod
-    def _transform(self, x: Tensor, look: Tensor | None, draws: Draws) -> Tensor:
-        """The transformed images, shape (samples, draws, C, H, W)."""
-
-    def _look(self, x: Tensor) -> Tensor | None:  # noqa: ARG002
-        """One entry per sample that ``_transform`` needs (mixup inference: the prediction)."""
-        return None
-
-    @timed(Stage.AVERAGING)
-    def draw(
-        self, x: Tensor, draws: int, *, index: Tensor | None = None, stream: str | int = 0
-    ) -> Tensor:
-        """Log-probabilities draw by draw, shape (batch, draws, classes)."""
-        check_images(x)
-        check_int(draws, what="draws", least=1)
-        name, index = self.samples_of(x, index, stream)
-        look = self._look(x)
-        with _graph_for(x):
-            return within_memory(
-                self, x, lambda: torch.cat(list(self._blocks(x, look, name, index, draws)))
-            )
-
-    def average(
-        self,
-        x: Tensor,
-        look: Tensor | None,
-        stream: Stream,
-        index: Tensor,
-        draws: int | None = None,
-    ) -> Tensor:
-        """Log mean softmax over the draws (``self.draws`` by default)."""
-        count = self.draws if draws is None else draws
-
-        def compute() -> Tensor:
-            blocks = self._blocks(x, look, stream, index, count)
-            return torch.cat([mean_prediction(block) for block in blocks])
-
-        with _graph_for(x):
-            return within_memory(self, x, compute)
-
-    def _blocks(
-        self, x: Tensor, look: Tensor | None, stream: Stream, index: Tensor, draws: int
-    ) -> Iterator[Tensor]:
-        """Log-probabilities (samples, draws, classes), some samples at a time.
-
-        F sees blocks of samples x draws that fit the chunk.
-        """
-        key = make_key(self.seed, *stream)
-        chunk = self._chunk_size(x)
-        samples = max(1, chunk // draws)
-        all_k = torch.arange(draws, device=x.device).split(chunk)
-        alone = x.shape[0] <= samples and len(all_k) == 1
-
-        def block(x: Tensor, look: Tensor | None, index: Tensor, k: Tensor) -> Tensor:
-            with timed(Stage.MIXING):
-                images = self._transform(x, look, Draws(key, index, k))
-            log_probs: Tensor = self._classify(images.flatten(0, 1))
-            return log_probs.view(*images.shape[:2], -1)
-
-        for a in range(0, x.shape[0], samples):
-            part = slice(a, a + samples)
-            args = x[part], None if look is None else look[part], index[part]
-            yield torch.cat([_bounded(block, *args, k, alone=alone) for k in all_k], dim=1)
 
 
 def mean_prediction(log_probs: Tensor) -> Tensor:

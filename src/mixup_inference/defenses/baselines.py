@@ -1,4 +1,4 @@
-"""Gaussian noise on the input (Tabacof and Valle, 2016), a baseline of Tables 2 and 3."""
+"""The baselines of Tables 2 and 3: noise, rotation, and two ways to crop and resize."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, Unpack
 
 from torch import Tensor, nn
 
-from mixup_inference.defenses.base import Options, RandomizedInference
+from mixup_inference.defenses.base import Defense, Options
 from mixup_inference.defenses.transforms import (
     Size,
     check_size,
@@ -16,12 +16,14 @@ from mixup_inference.defenses.transforms import (
     rotate,
     window_sizes,
 )
-from mixup_inference.draws import Draws, scale_bits
+from mixup_inference.draws import Draws
 from mixup_inference.errors import unknown_name
 from mixup_inference.validation import check_number
 
+_SIZE = 0  # the slot of a window's size; those of its places follow
 
-class GaussianNoise(RandomizedInference):
+
+class GaussianNoise(Defense):
     """Add independent normal noise to every pixel.
 
     ``sigma`` is in our scale, pixels in [0, 1]. The paper's numbers are for pixels in [-1, 1]:
@@ -40,16 +42,13 @@ class GaussianNoise(RandomizedInference):
         self.sigma = check_number(sigma, what="sigma", least=0)
         self.clip = bool(clip)
 
-    def _transform(self, x: Tensor, look: Tensor | None, draws: Draws) -> Tensor:  # noqa: ARG002
-        noisy = x[:, None] + self.sigma * draws.normal(0, tuple(x.shape[1:])).to(x.dtype)
+    def transform(self, x: Tensor, _: None, numbers: Draws, /) -> Tensor:
+        """X plus noise."""
+        noisy = x[:, None] + self.sigma * numbers.normal(0, tuple(x.shape[1:])).to(x.dtype)
         return noisy.clamp(0, 1) if self.clip else noisy
 
-    def extra_repr(self) -> str:
-        """What tells this defence from another."""
-        return f"sigma={self.sigma}, draws={self.draws}, seed={self.seed}"
 
-
-class RandomRotation(RandomizedInference):
+class RandomRotation(Defense):
     """Rotate about the centre by an angle uniform on [-degrees, degrees]; corners are black.
 
     ``mode="nearest"`` is what the published code used; "bilinear" is smooth and the default.
@@ -69,19 +68,12 @@ class RandomRotation(RandomizedInference):
             raise unknown_name("mode", mode, ["bilinear", "nearest"])
         self.mode = mode
 
-    def _transform(self, x: Tensor, look: Tensor | None, draws: Draws) -> Tensor:  # noqa: ARG002
-        angle = self.degrees * (2 * draws.uniform(0) - 1)
-        return rotate(x, angle, mode=self.mode)
-
-    def extra_repr(self) -> str:
-        """What tells this defence from another."""
-        return f"degrees={self.degrees}, draws={self.draws}, seed={self.seed}"
+    def transform(self, x: Tensor, _: None, numbers: Draws, /) -> Tensor:
+        """x, rotated."""
+        return rotate(x, self.degrees * (2 * numbers.uniform(0) - 1), mode=self.mode)
 
 
-_SIZE, _OUT_Y, _OUT_X, _IN_Y, _IN_X = range(5)  # slots of one draw of ResizePad
-
-
-class ResizePad(RandomizedInference):
+class ResizePad(Defense):
     """Shrink the picture to a random size and put it at a random place on black.
 
     ``variant="resize"`` is the method of Xie et al.: the whole picture, resized bilinearly.
@@ -105,26 +97,16 @@ class ResizePad(RandomizedInference):
         self.size = check_size(size)
         self.variant = variant
 
-    def _transform(self, x: Tensor, look: Tensor | None, draws: Draws) -> Tensor:  # noqa: ARG002
-        height, width = x.shape[-2:]
-        tall, wide = window_sizes(x, self.size, draws.uniform(_SIZE))
-        top = scale_bits(draws.bits(_OUT_Y), height - tall + 1)
-        left = scale_bits(draws.bits(_OUT_X), width - wide + 1)
+    def transform(self, x: Tensor, _: None, numbers: Draws, /) -> Tensor:
+        """x, smaller and somewhere on black."""
+        window = window_sizes(x, self.size, numbers.uniform(_SIZE))
+        to = _corner(x, window, numbers, 1)
         if self.variant == "resize":
-            return resize_pad(x, tall, wide, top, left)
-        from_top = scale_bits(draws.bits(_IN_Y), height - tall + 1)
-        from_left = scale_bits(draws.bits(_IN_X), width - wide + 1)
-        return crop_pad(x, tall, wide, top, left, from_top, from_left)
-
-    def extra_repr(self) -> str:
-        """What tells this defence from another."""
-        return f"size={self.size}, variant={self.variant!r}, draws={self.draws}, seed={self.seed}"
+            return resize_pad(x, *window, *to)
+        return crop_pad(x, *window, *to, *_corner(x, window, numbers, 3))
 
 
-_Y, _X = 1, 2  # slots of one draw of CropResize, beside _SIZE
-
-
-class CropResize(RandomizedInference):
+class CropResize(Defense):
     """Cut out a random window and resize it bilinearly to the whole picture.
 
     ``size`` is (low, high), both included: whole numbers are pixels, fractions are of the side.
@@ -136,13 +118,16 @@ class CropResize(RandomizedInference):
         super().__init__(model, **options)
         self.size = check_size(size)
 
-    def _transform(self, x: Tensor, look: Tensor | None, draws: Draws) -> Tensor:  # noqa: ARG002
-        height, width = x.shape[-2:]
-        tall, wide = window_sizes(x, self.size, draws.uniform(_SIZE))
-        top = scale_bits(draws.bits(_Y), height - tall + 1)
-        left = scale_bits(draws.bits(_X), width - wide + 1)
-        return crop_resize(x, tall, wide, top, left)
+    def transform(self, x: Tensor, _: None, numbers: Draws, /) -> Tensor:
+        """A window of x, enlarged."""
+        window = window_sizes(x, self.size, numbers.uniform(_SIZE))
+        return crop_resize(x, *window, *_corner(x, window, numbers, 1))
 
-    def extra_repr(self) -> str:
-        """What tells this defence from another."""
-        return f"size={self.size}, draws={self.draws}, seed={self.seed}"
+
+def _corner(
+    x: Tensor, window: tuple[Tensor, Tensor], numbers: Draws, slot: int
+) -> tuple[Tensor, Tensor]:
+    """The top and left of a random place for each window, from two slots."""
+    tall, wide = window
+    top = numbers.integers(slot, x.shape[-2] - tall + 1)
+    return top, numbers.integers(slot + 1, x.shape[-1] - wide + 1)

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Self, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.defenses.base import Options, StochasticModule
-from mixup_inference.defenses.early_stopping import Stop
-from mixup_inference.defenses.mixup import (
-    Convention,
-    MixupInference,
-    Ratio,
-    Sampling,
-    check_convention,
-    gap,
-)
+from mixup_inference.defenses.early_stopping import EarlyStopping, Stop, until_label, until_side
+from mixup_inference.defenses.gap import Convention, check_convention
+from mixup_inference.defenses.mixup import MixupInference, MixupOptions, Ratio
+from mixup_inference.draws import Draws, make_key
 from mixup_inference.pool import Pool
 from mixup_inference.utils.profiling import Stage, timed
 from mixup_inference.validation import check_images, check_number
 
 
-class CombinedInference(StochasticModule):
+class CombinedInference(EarlyStopping):
     """MI-OL for inputs that MI-PL detects as adversarial; the others keep a plain prediction.
 
     An input is detected when its gap exceeds ``threshold``. Convention "paper": the gap is that
@@ -38,13 +31,13 @@ class CombinedInference(StochasticModule):
         lam_defend: the mixing ratio of MI-OL.
         threshold: on the gap, a difference of probabilities.
         convention: "paper" or "official".
-        sampling: of both, see ``MixupInference``.
-        control_variate: of both.
-        stop: of both: MI-PL stops drawing for an input when it is decided whether it is detected,
-            MI-OL when its label is. For labels only, see ``MixupInference``.
-        error: the probability that "confident" is wrong, of each of the two.
-        **options: draws, seed, fresh, chunk; see ``Options``.
+        **options: of both, see ``MixupInference`` and ``Options``. With ``stop``, MI-PL stops
+            drawing for an input when it is decided whether it is detected, MI-OL when its label
+            is; ``error`` is the probability that "confident" is wrong, of each of the two.
     """
+
+    detector: MixupInference  # MI-PL
+    defender: MixupInference  # MI-OL
 
     def __init__(
         self,
@@ -55,117 +48,86 @@ class CombinedInference(StochasticModule):
         lam_defend: Ratio = 0.4,
         threshold: float = 0.2,
         convention: Convention = "paper",
-        sampling: Sampling = "independent",
-        control_variate: bool = False,
-        stop: Stop | None = None,
-        error: float = 0.05,
-        **options: Unpack[Options],
+        **options: Unpack[MixupOptions],
     ) -> None:
-        super().__init__(model, **options)
+        detector = MixupInference(model, pool, labels="predicted", lam=lam_detect, **options)
+        defender = MixupInference(model, pool, labels="other", lam=lam_defend, **options)
+        super().__init__(
+            model, stop=detector.stop, error=detector.error, draws=detector.draws,
+            seed=detector.seed, fresh=detector.fresh, chunk=detector.chunk, engine=detector.engine,
+        )  # fmt: skip
         self.convention = check_convention(convention)
         self.threshold = check_number(threshold, what="threshold", least=-1, most=1)
+        self.lam_detect, self.lam_defend = detector.lam, defender.lam
         self.pool = pool
-        both = partial(
-            MixupInference,
-            model,
-            pool,
-            sampling=sampling,
-            control_variate=control_variate,
-            stop=stop,
-            error=error,
-        )
-        # In a tuple, so that torch sees the model and the pool once, not three times.
-        self._parts = (
-            both(labels="predicted", lam=lam_detect, **options),
-            both(labels="other", lam=lam_defend, **options),
-        )
-
-    @property
-    def detector(self) -> MixupInference:
-        """MI-PL."""
-        return self._parts[0]
-
-    @property
-    def defender(self) -> MixupInference:
-        """MI-OL."""
-        return self._parts[1]
+        # Not as submodules, so that torch sees the model and the pool once, not three times.
+        self.__dict__.update(detector=detector, defender=defender)
 
     def with_model(self, model: nn.Module) -> Self:
         """The same defence around another copy of the same model, such as a faster one."""
         twin = self._around(model)
-        twin._parts = (self._parts[0].with_model(model), self._parts[1].with_model(model))
+        detector, defender = self.detector.with_model(model), self.defender.with_model(model)
+        twin.__dict__.update(detector=detector, defender=defender)
         return twin
 
     @property
     def passes_once(self) -> int:
-        """How many images pass through F to prepare both parts."""
-        return sum(part.passes_once for part in self._parts)
+        """The number of forward passes that the set-up of both parts takes."""
+        return self.detector.passes_once + self.defender.passes_once
 
     def prepare(self) -> int:
-        """Pass F over the pool for the control variates; how many images passed."""
-        return sum(part.prepare() for part in self._parts)
+        """Pass F over the pool for the control variates; return the number of passes."""
+        return self.detector.prepare() + self.defender.prepare()
 
     def reseed(self, seed: int) -> None:
         """Start over with the draws of another seed."""
         super().reseed(seed)
-        for part in getattr(self, "_parts", ()):  # not there yet while constructing
-            part.reseed(seed)
+        if "detector" in self.__dict__:  # not there yet while constructing
+            self.detector.reseed(seed)
+            self.defender.reseed(seed)
 
     def halve_chunk(self, x: Tensor) -> bool:
-        """From now on half as many images at once in both parts; whether that was possible."""
-        one, two = (part.halve_chunk(x) for part in self._parts)
-        return one or two
-
-    def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
-        """The log of the prediction, shape (batch, classes)."""
-        if self.detector.stop is not None and not (x.requires_grad and torch.is_grad_enabled()):
-            return self.decide(x, index=index, stream=stream)[0]
-        return self.draw(x, self.draws, index=index, stream=stream)[:, 0]
+        """Halve the chunk size of both parts from now on; return whether that was possible."""
+        return self.detector.halve_chunk(x) | self.defender.halve_chunk(x)
 
     @timed(Stage.AVERAGING)
     def draw(
         self, x: Tensor, draws: int, *, index: Tensor | None = None, stream: str | int = 0
     ) -> Tensor:
         """One answer made of so many draws, shape (batch, 1, classes)."""
-        check_images(x)
-        name, index = self.samples_of(x, index, stream)
-        before = self.detector.base_log_probs(x)
-        y_hat = before.detach().argmax(1)
-        after = self.detector.average(x, y_hat, ("detect", *name), index, draws)
-        answer = before if self.convention == "paper" else after
-        score = gap(before.detach(), after.detach(), self.convention)
-        rows = torch.nonzero(score > self.threshold).flatten()
-        if len(rows):
-            some = x[rows], y_hat[rows], ("defend", *name), index[rows]
-            answer = answer.index_copy(0, rows, self.defender.average(*some, draws))
-        return answer[:, None]
+        return self._predict(check_images(x), index, stream, None, draws)[0][:, None]
 
-    @timed(Stage.AVERAGING)
-    @torch.no_grad()
-    def decide(
-        self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
+    def part_numbers(
+        self,
+        x: Tensor,
+        index: Tensor | None = None,
+        stream: str | int = 0,
+        draws: int | None = None,
+    ) -> tuple[Draws, Draws]:
+        """The random numbers of MI-PL and of MI-OL in a call with these arguments."""
+        name, index = self._stream(x, index, stream)
+        k = self._counted(x, draws)
+        detect, defend = (make_key(self.seed, part, *name) for part in ("detect", "defend"))
+        return Draws(detect, index, k), Draws(defend, index, k)
+
+    def _predict(
+        self,
+        x: Tensor,
+        index: Tensor | None,
+        stream: str | int,
+        stop: Stop | None,
+        draws: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The log of the prediction, and how many draws each input had: all, or as ``stop`` says.
-
-        No gradients.
-        """
-        check_images(x)
-        name, index = self.samples_of(x, index, stream)
+        detect, defend = self.part_numbers(x, index, stream, draws=draws)
         before = self.detector.base_log_probs(x)
-        found, after, used = self.detector.gap_exceeds(
-            x, before, ("detect", *name), index, self.threshold, self.convention
-        )
+        found, after, used = until_side(
+            self.detector, x, before, detect, stop,
+            threshold=self.threshold, convention=self.convention,
+        )  # fmt: skip
         answer = before if self.convention == "paper" else after
         rows = torch.nonzero(found).flatten()
         if len(rows):
-            y_hat = before[rows].argmax(1)
-            some, more = self.defender.decide_given(x[rows], y_hat, ("defend", *name), index[rows])
+            y_hat = before[rows].detach().argmax(1)
+            some, more = until_label(self.defender, x[rows], y_hat, defend.at(rows), stop)
             answer, used = answer.index_copy(0, rows, some), used.index_add(0, rows, more)
         return answer, used
-
-    def extra_repr(self) -> str:
-        """What tells this defence from another."""
-        return (
-            f"lam_detect={self.detector.lam}, lam_defend={self.defender.lam}, "
-            f"threshold={self.threshold}, convention={self.convention!r}, draws={self.draws}"
-        )

@@ -15,37 +15,36 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mixup_inference.defenses.label_distribution import LabelRule, rule_weights
+from mixup_inference.defenses.label_distribution import LabelDistribution
 from mixup_inference.errors import InputError
 from mixup_inference.models.call import dtype_of, state_of
 from mixup_inference.pool import Pool
 from mixup_inference.validation import as_pixels
 
 
-class PoolPredictions(nn.Module):
+class ControlVariate(nn.Module):
     """softmax F(x_s) for every image of a pool, and its expectation mu for each y_hat."""
 
     each: Tensor  # (images, classes)
     mean: Tensor  # (classes, classes): mu, one row for each y_hat
     _weights: Tensor
 
-    def __init__(self, pool: Pool, rule: LabelRule) -> None:
+    def __init__(self, pool: Pool, p_s: LabelDistribution) -> None:
         super().__init__()
-        weights = rule_weights(rule, pool.classes)
-        if weights is None:
+        if p_s.weights is None:
             raise InputError(
                 "the control variate needs to know how often each label is drawn; give labels as "
                 "'other', 'predicted' or probabilities, or leave control_variate out."
             )
         self._pool = (pool,)  # in a tuple: the pool is a submodule of the defence already
         self._made_for: Any = None
-        self.register_buffer("_weights", weights, persistent=False)
+        self.register_buffer("_weights", p_s.weights(), persistent=False)
         empty = torch.zeros(0, pool.classes)
         self.register_buffer("each", empty, persistent=False)
         self.register_buffer("mean", empty, persistent=False)
 
     def update(self, model: nn.Module, log_probs: Callable[[Tensor], Tensor], at_once: int) -> int:
-        """Compute them, unless they are there for the model as it is now; how many passed."""
+        """Pass F over the pool if the model has changed; return the number of forward passes."""
         pool = self._pool[0]
         state = state_of(model)
         if self._made_for == state:
@@ -70,21 +69,33 @@ class PoolPredictions(nn.Module):
         twin._made_for = state_of(model)
         return twin
 
-    def by_chance(self, y_hat: Tensor, share: Tensor, numbers: Tensor) -> Tensor:
+    def by_chance(self, y_hat: Tensor, lam: Tensor, numbers: Tensor) -> Tensor:
         """What the drawn x_s contribute by chance to the mean prediction, (samples, classes).
 
         Args:
             y_hat: the predictions that the labels were drawn for.
-            share: 1 - lam of each draw, (samples, draws).
+            lam: the ratio of each draw, (samples, draws).
             numbers: of the pool's images, (samples, draws).
         """
-        weight = share.to(self.each) / numbers.shape[1]
+        weight = (1 - lam).to(self.each) / numbers.shape[1]
         drawn = functional.embedding_bag(numbers, self.each, per_sample_weights=weight, mode="sum")
         out: Tensor = drawn - weight.sum(1, keepdim=True) * self.mean[y_hat]
         return out
 
+    def correct(self, log_mean: Tensor, y_hat: Tensor, lam: Tensor, numbers: Tensor) -> Tensor:
+        """Log F_MI without what these draws contribute by chance."""
+        return log_of(log_mean.exp() - self.by_chance(y_hat, lam, numbers).to(log_mean))
+
+    def spread(self) -> float:
+        """The largest difference of two components of mu."""
+        low, high = torch.aminmax(self.mean, dim=1)
+        return float((high - low).max())
+
 
 def log_of(p: Tensor) -> Tensor:
-    """The logarithm of predictions that may have slightly negative components."""
+    """The logarithm of predictions that may have slightly negative components.
+
+    They are clamped and normalised first; the largest component stays the largest.
+    """
     p = p.clamp(min=torch.finfo(p.dtype).tiny)
     return torch.log(p / p.sum(1, keepdim=True))

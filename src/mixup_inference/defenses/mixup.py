@@ -1,4 +1,4 @@
-"""Mixup inference (Algorithm 1), its label rules, and the gap that detects (Section 3.2)."""
+"""Mixup inference (Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from typing import Literal, Self, Unpack
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.defenses.base import Options, RandomizedInference, Stream, within_memory
-from mixup_inference.defenses.control_variate import PoolPredictions, log_of
-from mixup_inference.defenses.early_stopping import (
-    Both,
-    Question,
-    Stop,
-    WhichLabel,
-    WhichSide,
-    until_decided,
-)
-from mixup_inference.defenses.label_distribution import Labels, label_rule, other_labels
-from mixup_inference.draws import Beta, Draws, Uniform, make_key
+from mixup_inference.defenses.base import Options, within_memory
+from mixup_inference.defenses.control_variate import ControlVariate
+from mixup_inference.defenses.early_stopping import EarlyStopping, Stop, until_label
+from mixup_inference.defenses.label_distribution import Labels, label_distribution
+from mixup_inference.draws import Beta, Draws, Uniform
 from mixup_inference.errors import InputError, unknown_name
-from mixup_inference.pool import Pool
+from mixup_inference.pool import Pool, mix
 from mixup_inference.utils.profiling import Stage, timed
 from mixup_inference.validation import check_images, check_number
 
 Sampling = Literal["independent", "stratified"]
 Ratio = float | Uniform | Beta
-Convention = Literal["paper", "official"]
 
 _LABEL, _IMAGE, _RATIO = range(3)  # slots of one draw
 
 
-class MixupInference(RandomizedInference):
+class MixupOptions(Options, total=False):
+    """The options of ``MixupInference`` that what is built on it takes too."""
+
+    sampling: Sampling
+    control_variate: bool
+    stop: Stop | None
+    error: float
+
+
+class MixupInference(EarlyStopping):
     """F_MI(x) = 1/N sum_k F(lam x + (1 - lam) x_s,k), Eq. 6 and Algorithm 1.
 
     One pass of F gives y_hat, the prediction on x itself; then y_s ~ p_s(y), x_s ~ p_s(x | y_s)
@@ -58,7 +59,7 @@ class MixupInference(RandomizedInference):
             for the probability ``error``. ``draws`` is then the most that are made. For labels
             only: with gradients, in ``log_probs`` and for attacks all draws are made.
         error: the probability that "confident" stops at another label.
-        **options: draws, seed, fresh, chunk; see ``Options``.
+        **options: draws, seed, fresh, chunk, engine; see ``Options``.
     """
 
     def __init__(
@@ -74,194 +75,52 @@ class MixupInference(RandomizedInference):
         error: float = 0.05,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(model, **options)
-        if stop not in (None, "exact", "confident"):
-            raise unknown_name("stop", stop, ["exact", "confident"])
-        self.stop = stop
-        self.error = check_number(error, what="error", least=1e-12, most=0.5)
+        super().__init__(model, stop=stop, error=error, **options)
         if not isinstance(pool, Pool):
             raise InputError(f"pool must be a Pool; saw {type(pool).__name__}. Use Pool(x, y).")
+        if sampling not in ("independent", "stratified"):
+            raise unknown_name("sampling", sampling, ["independent", "stratified"])
         self.pool = pool
-        self.lam = check_ratio(lam)
-        self.labels = labels
-        self.sampling = check_sampling(sampling)
-        self._rule = label_rule(labels, pool.classes)
-        #: How many draws are a round of stratified ones.
-        self.round = other_labels(self._rule) or pool.classes
+        self.labels, self.p_s = labels, label_distribution(labels, pool.classes)
+        if not isinstance(lam, Uniform | Beta):
+            lam = check_number(lam, what="lam", least=0, most=1)
+        self.lam: Ratio = lam
+        self.sampling: Sampling = sampling
         self.control_variate = bool(control_variate)
-        self.predictions = PoolPredictions(pool, self._rule) if control_variate else None
+        self.predictions = ControlVariate(pool, self.p_s) if control_variate else None
 
-    def with_model(self, model: nn.Module) -> Self:
-        """The same defence around another copy of the same model, such as a faster one."""
-        twin = super().with_model(model)
-        if self.predictions is not None:
-            self.prepare()
-            twin.predictions = self.predictions.for_model(model)
-        return twin
+    def condition(self, x: Tensor) -> Tensor:
+        """y_hat, the prediction on the input itself."""
+        with torch.no_grad():
+            return self.base_log_probs(x).argmax(1)
 
-    @property
-    def passes_once(self) -> int:
-        """How many images pass through F to prepare the defence: the pool, if it is corrected."""
-        return 0 if self.predictions is None else len(self.pool)
+    def transform(self, x: Tensor, y_hat: Tensor, numbers: Draws, /) -> Tensor:
+        """x~_k for each sample and draw."""
+        lam, chosen = self.partners(y_hat, numbers)
+        x_s = self.pool.pixels(chosen, x.dtype)  # a copy, so that it can be mixed in place
+        return mix(x[:, None], x_s, lam.to(x.dtype)[..., None, None, None], in_place=True)
 
-    def prepare(self) -> int:
-        """Pass F over the pool, if the control variate needs it; how many images passed.
+    @timed(Stage.DRAWING)
+    def partners(self, y_hat: Tensor, numbers: Draws) -> tuple[Tensor, Tensor]:
+        """The ratio lam and the number of the pool's image x_s, for each sample and draw."""
+        uniform = numbers.uniform
+        if self.sampling == "stratified":
+            uniform = partial(numbers.stratified, cells=self.p_s.round)
+        u = uniform(_LABEL)
+        y_s = self.p_s.sample(y_hat[:, None].expand_as(u), u)  # y_s ~ p_s(y)
+        chosen = self.pool.draw(y_s, numbers.bits(_IMAGE))  # x_s ~ p_s(x | y_s)
+        if isinstance(self.lam, float):
+            return torch.full_like(chosen, self.lam, dtype=torch.float64), chosen
+        return self.lam.quantile(uniform(_RATIO)), chosen
 
-        Otherwise done at the first call; done anew when the model has changed.
-        """
-        if self.predictions is None:
-            return 0
-        predictions, images = self.predictions, self.pool.images
-        return within_memory(
-            self,
-            images,
-            lambda: predictions.update(self.model, self._classify, self._chunk_size(images)),
-        )
-
-    def average(
-        self,
-        x: Tensor,
-        look: Tensor | None,
-        stream: Stream,
-        index: Tensor,
-        draws: int | None = None,
-    ) -> Tensor:
-        """Log F_MI over the draws; with the control variate, corrected.
-
-        The correction can make a probability slightly negative. So the logarithm is that of the
-        clamped and normalised prediction, whose largest component is the same.
-        """
-        out = super().average(x, look, stream, index, draws)
+    def average(self, x: Tensor, given: Tensor | None, numbers: Draws) -> Tensor:
+        """Log F_MI over these draws, where y_hat is given; with the control variate, corrected."""
+        out = super().average(x, given, numbers)
         if self.predictions is None:
             return out
-        assert look is not None
+        assert given is not None
         self.prepare()
-        count = self.draws if draws is None else draws
-        all_k = torch.arange(count, device=x.device)
-        lam, numbers = self.partners(look, Draws(make_key(self.seed, *stream), index, all_k))
-        return log_of(out.exp() - self.predictions.by_chance(look, 1 - lam, numbers).to(out))
-
-    def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
-        """The log of the averaged prediction, shape (batch, classes)."""
-        if self.stop is None or (x.requires_grad and torch.is_grad_enabled()):
-            return super().forward(x, index=index, stream=stream)
-        return self.decide(x, index=index, stream=stream)[0]
-
-    @timed(Stage.AVERAGING)
-    def decide(
-        self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
-    ) -> tuple[Tensor, Tensor]:
-        """The log of the prediction, and how many draws each input had: all, or as ``stop`` says.
-
-        When it stops early, "exact" takes the draws that are missing to be like those that were
-        made, and its label is that of all draws; "confident" has the mean of those that were made.
-        No gradients.
-        """
-        check_images(x)
-        name, index = self.samples_of(x, index, stream)
-        return self.decide_given(x, self._look(x), name, index)
-
-    @torch.no_grad()
-    def decide_given(
-        self, x: Tensor, y_hat: Tensor, stream: Stream, index: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The same where the prediction on x itself is known."""
-        if self.stop is None:
-            return self.average(x, y_hat, stream, index), torch.full_like(y_hat, self.draws)
-        self.prepare()
-        question = WhichLabel(self._bound())
-        mean, used = self._until(x, y_hat, make_key(self.seed, *stream), index, question)
-        return log_of(mean), used
-
-    @timed(Stage.AVERAGING)
-    @torch.no_grad()
-    def gap_exceeds(
-        self,
-        x: Tensor,
-        before: Tensor,
-        stream: Stream,
-        index: Tensor,
-        threshold: float,
-        convention: Convention,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Whether the gap to ``before``, log F(x), exceeds the threshold.
-
-        Returns:
-            It for each input; log F_MI of the draws that were made; and how many they were: all,
-            or as ``stop`` says.
-        """
-        y_hat = before.argmax(1)
-        if self.stop is None:
-            after = self.average(x, y_hat, stream, index)
-            used = torch.full_like(y_hat, self.draws)
-            return gap(before, after, convention) > threshold, after, used
-        self.prepare()
-        level = before.exp().amax(1) - threshold
-        question: Question = WhichSide(level, y_hat, self._beyond())
-        if convention == "official":  # where MI-PL's own label may be the answer
-            question = Both(WhichSide(level, None, self._beyond()), WhichLabel(self._bound()))
-        mean, used = self._until(x, y_hat, make_key(self.seed, *stream), index, question)
-        after = log_of(mean)
-        decided = after if self.stop == "exact" else mean.clamp(min=0).log()
-        return gap(before, decided, convention) > threshold, after, used
-
-    def _until(
-        self, x: Tensor, y_hat: Tensor, key: int, index: Tensor, question: Question
-    ) -> tuple[Tensor, Tensor]:
-        """F_MI of the draws that the question takes, and how many they were.
-
-        With "exact" the draws that are missing are taken to be like those that were made.
-        """
-        exact, chance = self.stop == "exact", self.predictions
-        known = x.new_zeros(len(x), self.pool.classes)
-        if exact and chance is not None:
-            all_k = torch.arange(self.draws, device=x.device)
-            lam, numbers = self.partners(y_hat, Draws(key, index, all_k))
-            known = self.draws * chance.by_chance(y_hat, 1 - lam, numbers)
-
-        def look(rows: Tensor, k: Tensor) -> Tensor:
-            lam, numbers = self.partners(y_hat[rows], Draws(key, index[rows], k[:, None]))
-            p = self._classify(self._mix(x[rows], lam[:, 0], numbers[:, 0])).exp()
-            if exact or chance is None:
-                return p
-            return p - chance.by_chance(y_hat[rows], 1 - lam, numbers)
-
-        def decided(rows: Tensor, seen: Tensor, used: Tensor) -> Tensor:
-            if exact:
-                return question.settled(rows, seen.sum(1) - known[rows], used, self.draws)
-            return question.certain(rows, seen, used, self.error)
-
-        def draw_on() -> tuple[Tensor, Tensor]:
-            return until_decided(
-                look,
-                decided,
-                samples=len(x),
-                classes=self.pool.classes,
-                draws=self.draws,
-                unit=3 if exact else self.round if self.sampling == "stratified" else 5,
-                chunk=self._chunk_size(x),
-                like=x,
-            )
-
-        sums, used = within_memory(self, x, draw_on)
-        mean = sums / used[:, None]
-        if exact:
-            mean = mean - known / self.draws
-        return mean.to(x.dtype), used
-
-    def _beyond(self) -> float:
-        """How far below 0 or above 1 the control variate can take a draw: 1 - lam at most."""
-        if self.predictions is None:
-            return 0.0
-        least = self.lam if isinstance(self.lam, float) else self.lam.quantile(torch.zeros(1))
-        return 1 - float(least)
-
-    def _bound(self) -> float:
-        """No draw lowers the difference of two classes' predictions below minus this."""
-        if self.predictions is None:
-            return 1.0
-        low, high = torch.aminmax(self.predictions.mean, dim=1)
-        return 1 + self._beyond() * (1 + float((high - low).max()))
+        return self.predictions.correct(out, given, *self.partners(given, numbers))
 
     @timed(Stage.AVERAGING)
     def log_probs(
@@ -270,8 +129,13 @@ class MixupInference(RandomizedInference):
         """Log F(x) and log F_MI(x), with the one pass on x used for both."""
         check_images(x)
         before = self.base_log_probs(x)
-        name, index = self.samples_of(x, index, stream)
-        return before, self.average(x, before.detach().argmax(1), name, index)
+        y_hat = before.detach().argmax(1)
+        return before, self.average(x, y_hat, self.numbers(x, index, stream))
+
+    def _predict(
+        self, x: Tensor, index: Tensor | None, stream: str | int, stop: Stop | None
+    ) -> tuple[Tensor, Tensor]:
+        return until_label(self, x, self.condition(x), self.numbers(x, index, stream), stop)
 
     def base_log_probs(self, x: Tensor) -> Tensor:
         """Log softmax F(x) on the input itself; pool and input are checked to fit together."""
@@ -292,75 +156,31 @@ class MixupInference(RandomizedInference):
             )
         return out
 
-    def _look(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self.base_log_probs(x).argmax(1)
+    # Set-up of the control variate
 
-    def _transform(self, x: Tensor, look: Tensor | None, draws: Draws) -> Tensor:
-        assert look is not None
-        return self._mix(x[:, None], *self.partners(look, draws))
+    @property
+    def passes_once(self) -> int:
+        """The number of forward passes that set-up takes: the pool, with the control variate."""
+        return 0 if self.predictions is None else len(self.pool)
 
-    @timed(Stage.MIXING)
-    def _mix(self, x: Tensor, lam: Tensor, numbers: Tensor) -> Tensor:
-        """x~_k of Algorithm 1."""
-        lam = lam.to(x.dtype)[..., None, None, None]
-        x_s = self.pool.pixels(numbers, x.dtype)  # a copy, so that it can be mixed in place
-        return x_s.mul_(1 - lam).addcmul_(lam, x)
+    def prepare(self) -> int:
+        """Pass F over the pool, if the control variate needs it; return the number of passes.
 
-    @timed(Stage.DRAWING)
-    def partners(self, y_hat: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-        """The ratio lam and the number of the pool's image, for each sample and draw."""
-        uniform = draws.uniform
-        if self.sampling == "stratified":
-            uniform = partial(draws.stratified, cells=self.round)
-        choose = uniform(_LABEL)
-        y_s = self._rule(y_hat[:, None].expand_as(choose), choose)
-        numbers = self.pool.draw(y_s, draws.bits(_IMAGE))
-        if isinstance(self.lam, float):
-            return torch.full_like(numbers, self.lam, dtype=torch.float64), numbers
-        return self.lam.quantile(uniform(_RATIO)), numbers
-
-    def extra_repr(self) -> str:
-        """What tells this defence from another."""
-        rule = self.labels if isinstance(self.labels, str) else type(self.labels).__name__
-        return (
-            f"labels={rule!r}, lam={self.lam}, sampling={self.sampling!r}, "
-            f"control_variate={self.control_variate}, stop={self.stop!r}, draws={self.draws}, "
-            f"seed={self.seed}"
+        Otherwise done at the first call; done anew when the model has changed.
+        """
+        if (predictions := self.predictions) is None:
+            return 0
+        images = self.pool.images
+        return within_memory(
+            self,
+            images,
+            lambda: predictions.update(self.model, self._classify, self._chunk_size(images)),
         )
 
-
-def check_sampling(sampling: object) -> Sampling:
-    """How draws relate to each other."""
-    if sampling not in ("independent", "stratified"):
-        raise unknown_name("sampling", sampling, ["independent", "stratified"])
-    return sampling
-
-
-def check_ratio(lam: object) -> Ratio:
-    """A mixing ratio: a number in [0, 1] or a distribution on it."""
-    if isinstance(lam, Uniform | Beta):
-        return lam
-    return check_number(lam, what="lam", least=0, most=1)
-
-
-def gap(before: Tensor, after: Tensor, convention: Convention = "paper") -> Tensor:
-    """How much the confidence fell under mixup inference; larger = more suspicious.
-
-    "paper": F_yhat(x) - F_MI,yhat(x) = -Delta F_yhat (Eq. 9, with the sign of Eq. 14).
-    "official": max F(x) - max F_MI(x), as the published code has it.
-    Both arguments are log-probabilities.
-    """
-    check_convention(convention)
-    p, p_mi = before.exp(), after.exp()
-    if convention == "official":
-        return p.amax(1) - p_mi.amax(1)
-    y_hat = before.detach().argmax(1, keepdim=True)
-    return (p.gather(1, y_hat) - p_mi.gather(1, y_hat)).squeeze(1)
-
-
-def check_convention(convention: Convention) -> Convention:
-    """One of the two readings of the detection score."""
-    if convention not in ("paper", "official"):
-        raise unknown_name("convention", convention, ["paper", "official"])
-    return convention
+    def with_model(self, model: nn.Module) -> Self:
+        """The same defence around another copy of the same model, such as a faster one."""
+        twin = super().with_model(model)
+        if self.predictions is not None:
+            self.prepare()
+            twin.predictions = self.predictions.for_model(model)
+        return twin

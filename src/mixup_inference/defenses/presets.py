@@ -1,4 +1,4 @@
-"""Defences by name, and the paper's parameter tables as presets."""
+"""The paper's parameter tables as presets, and presets in files."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ class Preset:
         self, model: nn.Module, pool: Pool | None = None, **options: Unpack[Options]
     ) -> nn.Module:
         """Wrap a model in this row's defence."""
-        if self.kind == "none":
-            return model
         return make_defense(self.kind, model, pool, **self.settings, **options)
 
 
@@ -107,7 +105,7 @@ LARGEST = 100_000
 def write_preset(
     path: Path, defense: str, settings: Mapping[str, Any], *, comment: str = ""
 ) -> None:
-    """Write a defence and its settings, below lines that say where they come from."""
+    """Write a defence and its settings, below a comment."""
     lines = [f"# {line}".rstrip() for line in comment.splitlines()]
     lines += [f'defense = "{defense}"']
     lines += [f"{name} = {_toml(value)}" for name, value in settings.items()]

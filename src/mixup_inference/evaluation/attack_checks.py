@@ -11,11 +11,11 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any
 
 from torch import Tensor, nn
 
-from mixup_inference.attacks import Attacked, Common, Victim, eot_pgd, freeze
+from mixup_inference.attacks import AttackResult, QueryModel, eot_pgd, freeze
 from mixup_inference.errors import InputError
 from mixup_inference.evaluation.binarization_test import Check, planted_test
 from mixup_inference.metrics.robust_accuracy import RobustAccuracy, paired_difference
@@ -74,14 +74,14 @@ def check_attack(
     x: Tensor,
     y: Tensor,
     *,
-    attack: Callable[..., Attacked] = eot_pgd,
+    attack: Callable[..., AttackResult] = eot_pgd,
     steps: int,
     draws: int,
     loss: str = "ce",
     others: Mapping[str, Tensor] | None = None,
     frozen: Tensor | None = None,
     planted: int = 20,
-    **options: Unpack[Common],
+    **options: Any,
 ) -> list[Check]:
     """All checks of an attack on a defence, on a few points (some fifty).
 
@@ -108,7 +108,7 @@ def check_attack(
             raise InputError(f"{title} was run on {len(fooled)} points; the check is on {len(x)}.")
     settings: dict[str, Any] = {"steps": steps, "draws": draws, "loss": loss, **options}
 
-    def run(module: nn.Module, **changes: Any) -> Attacked:
+    def run(module: nn.Module, **changes: Any) -> AttackResult:
         return attack(module, x, y, **(settings | changes))
 
     main = run(defense)
@@ -116,9 +116,9 @@ def check_attack(
         loss_rises(main.trace),
         _effort("steps", steps, main.fooled, run(defense, steps=2 * steps).fooled),
     ]
-    if Victim(defense, x).is_random:
+    if QueryModel(defense, x).is_random:
         checks.append(_effort("draws", draws, main.fooled, run(defense, draws=2 * draws).fooled))
-        if frozen is None and Victim(freeze(defense), x).is_random:
+        if frozen is None and QueryModel(freeze(defense), x).is_random:
             checks.append(Check(FROZEN, None, "the module draws from a generator of its own."))
         else:
             fixed = run(freeze(defense)).fooled if frozen is None else frozen
@@ -151,7 +151,7 @@ def _change_everything(
     defense: nn.Module,
     x: Tensor,
     y: Tensor,
-    attack: Callable[..., Attacked],
+    attack: Callable[..., AttackResult],
     settings: Mapping[str, Any],
 ) -> Check:
     """Whether an attack that may change the whole image leaves nothing, given steps enough."""

@@ -11,24 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from mixup_inference.attacks import (
-    Attacked,
+    AttackResult,
     Averaged,
-    Ball,
-    Common,
-    Victim,
+    QueryModel,
+    ThreatModel,
     base_of,
     eot_pgd,
     judge,
     pgd,
 )
-from mixup_inference.defenses import StochasticModule, mean_prediction
+from mixup_inference.defenses import Defense, mean_prediction
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError
 from mixup_inference.validation import check_images, check_index, check_int, check_labels
@@ -78,14 +77,14 @@ class Question(NamedTuple):
         return Question(self.weight[rows], self.bias[rows])
 
 
-class Binarised(StochasticModule):
+class Binarised(Defense):
     """A defence that answers each point's own question instead of naming a class; 1 is yes.
 
     Which question is asked follows from a point's ``index``, so every call needs it. An answer is
     read from the mean prediction over the draws, as the defence's own is.
     """
 
-    def __init__(self, victim: Victim, index: Tensor, question: Question) -> None:
+    def __init__(self, victim: QueryModel, index: Tensor, question: Question) -> None:
         super().__init__(base_of(victim.module))
         self.defense = victim.module
         self._victim = victim
@@ -116,11 +115,11 @@ def planted_test(
     x: Tensor,
     y: Tensor,
     *,
-    attack: Callable[..., Attacked] = eot_pgd,
+    attack: Callable[..., AttackResult] = eot_pgd,
     steps: int = 50,
     draws: int = 10,
     loss: str = "ce",
-    **options: Unpack[Common],
+    **options: Any,
 ) -> Check:
     """Whether the attack finds planted examples, with the settings that it is used with.
 
@@ -146,8 +145,8 @@ def planted_test(
     index = check_index(index, count=len(x), device=x.device)
     if len(index.unique()) < len(index):
         raise InputError("index names a point twice; a planted example belongs to one point.")
-    ball = Ball(options.get("norm", "linf"), options.get("eps", 8 / 255))
-    victim = Victim(defense, x, seed=seed)
+    ball = ThreatModel(options.get("norm", "linf"), options.get("eps", 8 / 255))
+    victim = QueryModel(defense, x, seed=seed)
     draws = check_int(draws, what="draws", least=1) if victim.is_random else 1
     question, valid = plant(victim, x, y, index, ball, draws=draws, seed=seed)
     count, least = int(valid.sum()), max(FEWEST, -(-len(x) // 10))
@@ -182,10 +181,17 @@ def _verdict(found: int, by_chance: int, count: int, points: int) -> Check:
 
 @torch.no_grad()
 def plant(
-    victim: Victim, x: Tensor, y: Tensor, index: Tensor, ball: Ball, *, draws: int, seed: int
+    victim: QueryModel,
+    x: Tensor,
+    y: Tensor,
+    index: Tensor,
+    ball: ThreatModel,
+    *,
+    draws: int,
+    seed: int,
 ) -> tuple[Question, Tensor]:
     """For each point a question to which a planted example says yes, and whether it holds."""
-    half = Ball(ball.norm, ball.eps / 2)
+    half = ThreatModel(ball.norm, ball.eps / 2)
     inner = [half.start(x, index, make_key(seed, "inner", n)) for n in range(INNER)]
     outer = [_corner(ball, x, index, make_key(seed, "outer", n)) for n in range(OUTER)]
     looks = LOOKS if victim.is_random else 1
@@ -209,11 +215,11 @@ def plant(
 
 
 def _plants(
-    victim: Victim,
+    victim: QueryModel,
     x: Tensor,
     y: Tensor,
     index: Tensor,
-    ball: Ball,
+    ball: ThreatModel,
     around: Tensor,
     draws: int,
     seed: int,
@@ -276,7 +282,7 @@ def _holds(there: Tensor, at_x: Tensor, inner: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _random_search(
-    module: Binarised, x: Tensor, index: Tensor, ball: Ball, draws: int, seed: int
+    module: Binarised, x: Tensor, index: Tensor, ball: ThreatModel, draws: int, seed: int
 ) -> Tensor:
     """The most promising of some random corners, as an attack without gradients would send."""
     corners = [_corner(ball, x, index, make_key(seed, "try", n)) for n in range(TRIES)]
@@ -292,20 +298,20 @@ def _pick(images: list[Tensor], score: Tensor) -> Tensor:
     return torch.stack(images)[score.argmax(0), torch.arange(score.shape[1], device=score.device)]
 
 
-def _corner(ball: Ball, x: Tensor, index: Tensor, key: int) -> Tensor:
+def _corner(ball: ThreatModel, x: Tensor, index: Tensor, key: int) -> Tensor:
     """A random corner of the linf ball, or a random point on the l2 ball."""
     noise = Draws.once(key, index).normal(0, tuple(x.shape[1:]))[:, 0].to(x.dtype)
-    return ball.project(x, ball.move(x, noise, ball.eps))
+    return ball.project(x, ball.step(x, noise, ball.eps))
 
 
-def _answers(victim: Victim, places: Sequence[Tensor], index: Tensor, name: str) -> Tensor:
+def _answers(victim: QueryModel, places: Sequence[Tensor], index: Tensor, name: str) -> Tensor:
     """One answer at each place, each with draws of its own: (places, points, classes)."""
     return torch.stack(
         [_answer(victim, place, index, f"{name} {n}").double() for n, place in enumerate(places)]
     )
 
 
-def _answer(victim: Victim, x: Tensor, index: Tensor, stream: str | int) -> Tensor:
+def _answer(victim: QueryModel, x: Tensor, index: Tensor, stream: str | int) -> Tensor:
     """The log-probabilities of one whole answer, as ``judge`` asks for it."""
     if victim.kind == "ours":
         out: Tensor = victim.module(x, index=index, stream=stream)

@@ -1,4 +1,4 @@
-"""What an experiment tells whoever watches it."""
+"""Callback of an experiment: told of models, examples, cells and warnings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mixup_inference.metrics.accuracy import Accuracy
+from mixup_inference.utils.progress import Task
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,19 @@ class Row(Protocol):
         """Rows of one group stand together."""
 
 
-class Listener:
-    """Is told what has been done; this one does not care."""
+class Callback:
+    """Callback interface; the base class ignores all events.
+
+    ``task`` is the progress bar of the table while it is measured.
+    """
+
+    task: Task | None = None
 
     def made(self, what: str, *, reused: bool, seconds: float) -> None:
-        """A model or a set of adversarial examples is there."""
+        """A model or a set of adversarial examples was computed or found in the cache."""
 
     def cell(self, row: Row, column: Column, accuracy: Accuracy, *, reused: bool) -> None:
-        """A cell of the table is there."""
+        """A cell of the table was computed or found in the cache."""
 
     def warn(self, message: str) -> None:
-        """Something was found broken and is made anew."""
+        """Something was found damaged and is computed again."""

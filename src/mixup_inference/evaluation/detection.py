@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.defenses import MixupInference, gap
+from mixup_inference.defenses import MixupInference, gap, make_defense
+from mixup_inference.detection import SCORES
 from mixup_inference.metrics.accuracy import Accuracy, cell_entry
 from mixup_inference.metrics.roc import auc, auc_interval, conformal_threshold, roc
 from mixup_inference.models.call import device_of
 from mixup_inference.pool import Pool
 from mixup_inference.utils.progress import SILENT, Progress
 
-Kind = Literal["MI-PL", "MI-OL"]
-
-RULES: Mapping[Kind, Literal["predicted", "other"]] = {"MI-PL": "predicted", "MI-OL": "other"}
+#: Whose answers scores compare with those of the model, and of which MI-Combined is made.
+MIXUP = ("mi-pl", "mi-ol")
 
 #: The clean share that may be flagged, to which thresholds are calibrated.
 FALSE_POSITIVES = 0.05
@@ -37,10 +37,10 @@ class Points:
 
 @dataclass(frozen=True)
 class Answers:
-    """Log-probabilities before and after mixup inference, by (kind, lam) and set of points."""
+    """Log-probabilities before and after mixup inference, by (defence, lam) and set of points."""
 
     before: dict[str, Tensor]
-    after: dict[tuple[Kind, float], dict[str, Tensor]]
+    after: dict[tuple[str, float], dict[str, Tensor]]
 
 
 def answer(
@@ -55,16 +55,17 @@ def answer(
     batch_size: int,
     progress: Progress = SILENT,
 ) -> Answers:
-    """What the model says of all sets of points, and what MI-PL and MI-OL make of it."""
+    """The predictions of the model on all sets of points, and those under MI-PL and MI-OL."""
     before: dict[str, Tensor] = {}
-    after: dict[tuple[Kind, float], dict[str, Tensor]] = {}
-    total = len(RULES) * len(lams) * sum(len(points.x) for points in sets.values())
+    after: dict[tuple[str, float], dict[str, Tensor]] = {}
+    options: dict[str, Any] = {"draws": draws, "seed": seed, "engine": engine}
+    total = len(MIXUP) * len(lams) * sum(len(points.x) for points in sets.values())
     with torch.no_grad(), progress.task("detection", total) as task:
-        for kind, rule in RULES.items():
+        for kind in MIXUP:
             for lam in lams:
-                inference = MixupInference(
-                    model, pool, labels=rule, lam=lam, draws=draws, seed=seed, engine=engine
-                ).to(device_of(model))
+                inference = make_defense(kind, model, pool, lam=lam, **options)
+                assert isinstance(inference, MixupInference)
+                inference.to(device_of(model))
                 after[kind, lam] = {}
                 for name, points in sets.items():
                     both = []
@@ -80,16 +81,19 @@ def answer(
 
 
 def scores(answers: Answers, name: str) -> dict[tuple[str, float | None], Tensor]:
-    """All detection scores of a set of points; larger is more suspicious."""
-    log_p = answers.before[name].double()
-    p = log_p.exp()
+    """All detection scores of a set of points; larger is more suspicious.
+
+    Those that compare with a defence come first, one for each ratio, and then the others.
+    """
+    before = answers.before[name]
     out: dict[tuple[str, float | None], Tensor] = {
-        (kind, lam): gap(answers.before[name], after[name])
+        (score.name, lam): score.function(before, after[name])
         for (kind, lam), after in answers.after.items()
+        for score in SCORES.values()
+        if score.defense == kind
     }
-    out["low confidence", None] = 1 - p.amax(1)
-    out["entropy", None] = torch.special.entr(p).sum(1)
-    return out
+    alone = (score for score in SCORES.values() if score.defense is None)
+    return out | {(score.name, None): score.function(before) for score in alone}
 
 
 def middle(lams: Iterable[float]) -> float:
@@ -149,8 +153,8 @@ def measure_combined(
         row: dict[str, Any] = {"lam": lam, "threshold": threshold}
         for name in ("clean", *modes):
             before = answers.before[name]
-            suspicious = gap(before, answers.after["MI-PL", lam][name]) > threshold
-            defended = answers.after["MI-OL", lam][name].argmax(1)
+            suspicious = gap(before, answers.after["mi-pl", lam][name]) > threshold
+            defended = answers.after["mi-ol", lam][name].argmax(1)
             predicted = torch.where(suspicious, defended, before.argmax(1))
             row[name] = share(predicted == labels)
             row[f"{name} flagged"] = share(suspicious)

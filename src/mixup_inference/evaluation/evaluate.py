@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mixup_inference.attacks.query import seeded
 from mixup_inference.datasets import as_tensors
-from mixup_inference.defenses import StochasticModule
+from mixup_inference.defenses import Defense
+from mixup_inference.draws import derive_seed
 from mixup_inference.metrics.accuracy import Accuracy
 from mixup_inference.models.call import count_passes, device_of, dtype_of, logits_of
 from mixup_inference.utils.distributed import ALONE, Ranks
@@ -62,7 +64,9 @@ def evaluate(
 
     A defence draws for each point from (its seed, ``stream``, the point's ``index``), so the
     result does not depend on the batch size beyond rounding, and is the same every time. A frozen
-    defence (``fresh=False``) is measured on its frozen draws, unless ``index`` is given.
+    defence (``fresh=False``) is measured on its frozen draws, unless ``index`` is given. A random
+    module that is no ``Defense`` must draw from the global generators; they are seeded for each
+    batch, and put back.
 
     With ``ranks`` several processes share the points, each calls this with all of them, and each
     gets the counts of all.
@@ -99,25 +103,26 @@ def answers(
     check_stored_images(x, what="x")
     y = check_labels(y, count=x.shape[0])
     check_int(batch_size, what="batch_size", least=1)
-    frozen = index is None and isinstance(classifier, StochasticModule) and not classifier.fresh
+    frozen = index is None and isinstance(classifier, Defense) and not classifier.fresh
     index = torch.arange(x.shape[0]) if index is None else index
     index = check_index(index, count=x.shape[0], device=x.device)
     device = device_of(classifier)
     kind = x.dtype if x.is_floating_point() else dtype_of(classifier)
-    base = classifier.model if isinstance(classifier, StochasticModule) else classifier
+    base = classifier.model if isinstance(classifier, Defense) else classifier
     prepared = 0
-    if isinstance(classifier, StochasticModule):
+    if isinstance(classifier, Defense):
         classifier.prepare()
         prepared = classifier.passes_once
     with torch.no_grad(), count_passes(base) as passes, progress.task("evaluate", len(y)) as task:
 
         def answer(rows: Tensor) -> tuple[Tensor, Tensor]:
             images = as_pixels(x[rows].to(device), kind)
-            if isinstance(classifier, StochasticModule):
+            if isinstance(classifier, Defense):
                 positions = None if frozen else index[rows]
                 out = classifier(images, index=positions, stream=stream)
             else:
-                out = logits_of(classifier, images)
+                with seeded(derive_seed(0, stream, int(index[rows[0]])), classifier, images):
+                    out = logits_of(classifier, images, as_it_is=True)
             check_labels(y[rows], count=len(rows), classes=out.shape[1])
             task.advance(len(rows) * ranks.size)
             best = out.topk(2).values if out.shape[1] > 1 else out.new_zeros(len(out), 2)

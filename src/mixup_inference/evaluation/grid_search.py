@@ -1,4 +1,4 @@
-"""Which settings a defence should have: a grid, its Pareto front (Figure 3b), and the best one."""
+"""Grid search for the settings of a defence: trials, Pareto front (Figure 3b), choice."""
 
 from __future__ import annotations
 
@@ -9,51 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.defenses import make_defense
-from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.defenses import DEFENSES, make_defense
+from mixup_inference.errors import InputError
 from mixup_inference.evaluation.evaluate import evaluate
 from mixup_inference.metrics.accuracy import Accuracy
 from mixup_inference.pool import Pool
 from mixup_inference.utils.progress import SILENT, Progress
 
-_SIZES: list[dict[str, Any]] = [
-    {"size": (low / 100, high / 100)}
-    for low, high in (
-        (90, 100),
-        (85, 100),
-        (80, 100),
-        (75, 95),
-        (70, 95),
-        (65, 90),
-        (60, 85),
-        (50, 75),
-    )
-]
-
-#: The settings that are tried for each defence, from gentle to strong. Sizes are fractions of
-#: the side, so they fit any image.
-GRIDS: Mapping[str, Sequence[dict[str, Any]]] = {
-    "mi-ol": [{"lam": lam / 20} for lam in range(18, 5, -1)],
-    "mi-pl": [{"lam": lam / 20} for lam in range(18, 5, -1)],
-    "mi-combined": [
-        {"lam_detect": 0.5, "lam_defend": lam, "threshold": threshold}
-        for lam in (0.6, 0.5, 0.4)
-        for threshold in (0.2, 0.1, 0.0)
-    ],
-    "gaussian": [
-        {"sigma": s} for s in (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.12, 0.2, 0.3, 0.4)
-    ],
-    "rotation": [{"degrees": float(degrees)} for degrees in range(5, 55, 5)],
-    "resize-pad": _SIZES,
-    "crop-resize": _SIZES,
-}
-
 
 def grid_of(defense: str) -> list[dict[str, Any]]:
     """The settings that are tried for a defence."""
-    if defense not in GRIDS:
-        raise unknown_name("defence with settings to tune:", defense, GRIDS)
-    return list(GRIDS[defense])
+    grid = DEFENSES[defense].grid
+    if not grid:
+        raise InputError(
+            f"the defence {defense!r} has no settings to tune; give its factory an attribute "
+            "'grid', a list of settings."
+        )
+    return [dict(settings) for settings in grid]
 
 
 def in_words(settings: Mapping[str, Any]) -> str:
@@ -67,7 +39,7 @@ def in_words(settings: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting of a defence, and what it came to."""
+    """One setting of a defence, and its accuracies."""
 
     settings: dict[str, Any]
     clean: Accuracy

@@ -1,10 +1,10 @@
 """Experiments: a TOML spec in, a resumable run with results.json and a report out."""
 
-from mixup_inference.evaluation.callback import Column, Listener
+from mixup_inference.evaluation.callback import Callback, Column
 from mixup_inference.experiments.analysis import Tuned, analyses, tune
 from mixup_inference.experiments.cost import Work, measure_speeds, plan
 from mixup_inference.experiments.experiment import Experiment
-from mixup_inference.experiments.results import SCHEMA, collect
+from mixup_inference.experiments.results import collect
 from mixup_inference.experiments.spec import (
     RowSpec,
     Spec,
@@ -13,12 +13,13 @@ from mixup_inference.experiments.spec import (
     parse_spec,
     shipped_specs,
 )
+from mixup_inference.reporting.schema import SCHEMA
 
 __all__ = [
     "SCHEMA",
+    "Callback",
     "Column",
     "Experiment",
-    "Listener",
     "RowSpec",
     "Spec",
     "Tuned",

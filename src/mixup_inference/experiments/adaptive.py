@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from mixup_inference.attacks import eot_pgd, get_attack
 from mixup_inference.evaluation.attack_checks import check_attack
+from mixup_inference.evaluation.evaluate import answers
 from mixup_inference.experiments.adaptive_attacks import (
     KNOWS_THE_SEED,
     Bench,
@@ -25,10 +26,12 @@ from mixup_inference.experiments.adaptive_attacks import (
     is_mixup,
 )
 from mixup_inference.experiments.adaptive_extras import detector, gallery, samples
-from mixup_inference.experiments.experiment import Experiment
 from mixup_inference.experiments.spec import RowSpec
 from mixup_inference.metrics.robust_accuracy import RobustAccuracy, paired_difference, worst_case
 from mixup_inference.utils.io import hash_tensors
+
+if TYPE_CHECKING:
+    from mixup_inference.experiments.experiment import Experiment
 
 #: What the checks vary, or hand on by itself.
 EFFORT = ("steps", "draws", "loss")
@@ -48,7 +51,7 @@ def measure_row(bench: Bench, row: RowSpec) -> tuple[dict[str, Any], Tensor]:
         {name: record.fooled for name, record in fair.items()},
     )
     clean = bench.part(
-        "clean", row, {}, lambda: bench.judge(row, bench.points, bench.clean(bench.points))
+        "clean", row, {}, answers, lambda: bench.judge(row, bench.points, bench.clean(bench.points))
     )
     entry = {
         "title": row.title,
@@ -88,7 +91,7 @@ def _checks(bench: Bench, row: RowSpec, records: Mapping[str, Record]) -> list[d
 
     compared = {n: hash_tensors(fooled.to(torch.uint8)) for n, fooled in others.items()}
     more = {"checks": count, "attack": main, "others": compared}
-    found: list[dict[str, Any]] = bench.part("checks", row, more, compute)
+    found: list[dict[str, Any]] = bench.part("checks", row, more, check_attack, compute)
     return found
 
 

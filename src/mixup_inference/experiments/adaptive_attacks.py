@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from mixup_inference.attacks import get_attack, judge, library_version, run_attack
 from mixup_inference.datasets import LabelledImages
+from mixup_inference.defenses import DEFENSES, MixupInference
 from mixup_inference.draws import derive_seed
-from mixup_inference.experiments.experiment import Experiment
+from mixup_inference.experiments.cache import TensorFile
+from mixup_inference.experiments.code_hash import code_hash
 from mixup_inference.experiments.spec import AdaptiveSpec, KnowingSpec, RowSpec
 from mixup_inference.metrics.robust_accuracy import RobustAccuracy
+
+if TYPE_CHECKING:
+    from mixup_inference.experiments.experiment import Experiment
 
 #: Attackers who know more than the defence's code: they do not count for the worst case.
 KNOWS_THE_SEED = "frozen"
@@ -25,10 +30,9 @@ class Record:
     """One attack on one row, as it is stored."""
 
     attack: KnowingSpec
-    examples: Tensor
+    file: TensorFile
     fooled: Tensor
     choosing: Tensor
-    facts: dict[str, Any]
 
     @property
     def group(self) -> str:
@@ -43,7 +47,7 @@ class Record:
             "group": self.group,
             "settings": self.attack.settings,
             "robust": RobustAccuracy(self.fooled).entry(),
-            **self.facts,
+            **self.file.facts,
         }
 
 
@@ -60,7 +64,7 @@ def adaptive_rows(rows: tuple[RowSpec, ...], wanted: tuple[str, ...]) -> list[Ro
 
 def is_mixup(row: RowSpec) -> bool:
     """Whether a row's defence is mixup inference as the paper attacks it."""
-    return row.defense in ("mi-ol", "mi-pl")
+    return DEFENSES[row.defense].makes(MixupInference)
 
 
 def sample_attacks(adaptive: AdaptiveSpec, norm: str) -> list[tuple[str, int, KnowingSpec]]:
@@ -100,7 +104,7 @@ class Bench:
         assert attack is not None
         self.eps, self.norm, self.precision = attack.eps, attack.norm, attack.precision
         self.seed = derive_seed(experiment.spec.seed, "adaptive attack")
-        test = experiment.points["test"]
+        test = experiment.data.points["test"]
         self.points = test.take(torch.arange(min(spec.points, len(test))))
 
     def record(
@@ -118,14 +122,15 @@ class Bench:
         identity = self.identity(row, len(points)) | {
             "attack": attack.attack,
             "attack settings": attack.settings,
-            "surrogates": [experiment.model_identity(name) for name in names],
+            "surrogates": [experiment.models.identity(name) for name in names],
             "candidate": candidate,
             "library": library_version(attack.attack),
+            "code": code_hash(get_attack(attack.attack).function, judge),
         }
 
         def compute() -> tuple[dict[str, Tensor], dict[str, Any]]:
             defense = experiment.defense(row)
-            brought = {"surrogates": [experiment.model(name) for name in names]} if names else {}
+            brought = {"surrogates": [experiment.models[name] for name in names]} if names else {}
             result = run_attack(
                 attack.attack,
                 defense,
@@ -155,32 +160,24 @@ class Bench:
 
         what = f"{attack.name} on {row.title}"
         file = f"{row.model}-{row.defense}-{attack.attack.replace(':', '-')}"
-        tensors, facts = experiment.tensors(file, what, identity, compute)
-        return Record(
-            attack,
-            tensors["examples"],
-            tensors["fooled"].bool(),
-            tensors["choosing"].bool(),
-            facts,
-        )
+        found = experiment.cached_tensors(file, what, identity, compute)
+        return Record(attack, found, found["fooled"].bool(), found["choosing"].bool())
 
     def identity(self, row: RowSpec, count: int) -> dict[str, Any]:
         """What determines an attack on a row, but for the attack."""
         experiment = self.experiment
         return {
-            "model": experiment.model_identity(row.model),
-            "defense": row.defense,
-            "settings": row.settings,
+            "model": experiment.models.identity(row.model),
             "draws": experiment.spec.draws,
             "seed": [experiment.spec.seed, self.seed],
-            "points": experiment.points_hash("test"),
+            "points": experiment.data.hash_of("test"),
             "count": count,
             "eps": self.eps,
             "norm": self.norm,
             "repeats": self.spec.repeats,
             "batch_size": experiment.batch_size,
             **({} if self.precision == "32-true" else {"precision": self.precision}),
-            **experiment.defense_identity,
+            **experiment.defense_identity(row.defense, row.settings),
         }
 
     def options(self, points: LabelledImages) -> dict[str, Any]:
@@ -223,8 +220,9 @@ class Bench:
         return RobustAccuracy(fooled).entry()
 
     def part(
-        self, what: str, row: RowSpec, more: dict[str, Any], compute: Callable[[], Any]
+        self, what: str, row: RowSpec, more: dict[str, Any], code: Any, compute: Callable[[], Any]
     ) -> Any:
-        """A part of the results of a row, from the folder if it is there."""
-        identity = {"what": what} | self.identity(row, len(self.points)) | more
-        return self.experiment.part("adaptive", f"{what} of {row.title}", identity, compute)
+        """A result of a row that this code computes, from the folder if it is there."""
+        more = {"what": what, "code": code_hash(code, judge), **more}
+        identity = self.identity(row, len(self.points)) | more
+        return self.experiment.cached("adaptive", f"{what} of {row.title}", identity, compute)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.attacks import eot_pgd, run_attack
+from mixup_inference.attacks import detector_aware, eot_pgd, run_attack
 from mixup_inference.detection import MixupDetector
 from mixup_inference.evaluation.detection import FALSE_POSITIVES, share
 from mixup_inference.experiments.adaptive_attacks import (
@@ -48,7 +48,7 @@ def gallery(bench: Bench, rows: list[RowSpec]) -> dict[str, Any] | None:
     mixup = [row for row in rows if is_mixup(row)]
     if not mixup or not bench.spec.gallery:
         return None
-    trainings = {row.model: bench.experiment.training(row.model) or {} for row in mixup}
+    trainings = {row.model: bench.experiment.models.training(row.model) or {} for row in mixup}
     interpolated = [row for row in mixup if trainings[row.model].get("objective") == "iat"]
     row = (interpolated or mixup)[0]
     main, test = bench.spec.main, bench.points
@@ -82,7 +82,7 @@ def gallery(bench: Bench, rows: list[RowSpec]) -> dict[str, Any] | None:
 
     more = {"gallery": len(some), "attack": settings, "gallery eps": eps}
     more["names"] = list(some.class_names)
-    entries = bench.part("gallery", row, more, compute)
+    entries = bench.part("gallery", row, more, eot_pgd, compute)
     return {"title": row.title, "attack": main.name, "eps": eps, "entries": entries}
 
 
@@ -99,19 +99,21 @@ def detector(bench: Bench, model: str) -> dict[str, Any]:
     }
     more = {
         "lam": bench.spec.detector_lam,
-        "calibration": bench.experiment.points_hash("calibration"),
+        "calibration": bench.experiment.data.hash_of("calibration"),
         "attacks": {name: attack.model_dump() for name, attack in attacks.items()},
     }
-    value = bench.part("detector", bare, more, lambda: _detect(bench, model, attacks))
+    value = bench.part(
+        "detector", bare, more, detector_aware, lambda: _detect(bench, model, attacks)
+    )
     return {"title": f"{bare.title}: MI-PL as a detector", "model": model, **value}
 
 
 def _detect(bench: Bench, model: str, attacks: Mapping[str, KnowingSpec]) -> dict[str, Any]:
     experiment, spec = bench.experiment, bench.experiment.spec
-    calibration = experiment.points["calibration"]
+    calibration = experiment.data.points["calibration"]
     detector = MixupDetector(
-        experiment.model(model),
-        experiment.pool,
+        experiment.models[model],
+        experiment.data.pool,
         lam=bench.spec.detector_lam,
         draws=spec.draws,
         seed=spec.seed,
@@ -130,7 +132,7 @@ def _detect(bench: Bench, model: str, attacks: Mapping[str, KnowingSpec]) -> dic
         knows = attack.attack == "detector-aware"
         result = run_attack(
             attack.attack,
-            detector if knows else experiment.model(model),
+            detector if knows else experiment.models[model],
             bench.clean(points),
             points.labels,
             settings=attack.settings,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from mixup_inference.datasets import LabelledImages
 from mixup_inference.defenses import MixupInference, images_at_once
-from mixup_inference.draws import Draws, make_key
+from mixup_inference.detection import SCORES
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.evaluation.callback import Column
 from mixup_inference.evaluation.detection import (
@@ -29,12 +30,16 @@ from mixup_inference.evaluation.grid_search import (
     pareto,
     try_settings,
 )
-from mixup_inference.experiments.experiment import Experiment
+from mixup_inference.experiments.code_hash import code_hash
 from mixup_inference.experiments.gallery import png, top
 from mixup_inference.experiments.spec import RowSpec
 from mixup_inference.metrics.accuracy import Accuracy, cell_entry
 from mixup_inference.models.call import logits_of
+from mixup_inference.pool import mix
 from mixup_inference.theory import analyze, linearity
+
+if TYPE_CHECKING:
+    from mixup_inference.experiments.experiment import Experiment
 
 
 def analyses(experiment: Experiment, *, tradeoffs: bool = True) -> dict[str, Any]:
@@ -49,10 +54,10 @@ def _of_model(experiment: Experiment, name: str, *, tradeoffs: bool) -> dict[str
     assert attack is not None
     steps = min(attack.steps)
     common = {
-        "model": experiment.model_identity(name),
-        "points": experiment.points_hash("test"),
+        "model": experiment.models.identity(name),
+        "points": experiment.data.hash_of("test"),
         "seed": experiment.spec.seed,
-        **experiment.defense_identity,
+        **experiment.inference_identity,
     }
     attacks = {
         "attacks": [experiment.examples_identity(name, mode) for mode in attack.modes],
@@ -62,38 +67,50 @@ def _of_model(experiment: Experiment, name: str, *, tradeoffs: bool) -> dict[str
         "lams": list(figures.lams),
     }
 
-    def part(what: str, identity: dict[str, Any], compute: Any) -> Any:
-        whole = {"what": what, **common, **identity}
-        return experiment.part("analysis", f"{what} of {name}", whole, compute)
+    scores = {name: code_hash(SCORES[name].function) for name in SCORES}
+
+    def part(what: str, identity: dict[str, Any], code: Any, compute: Callable[[], Any]) -> Any:
+        code = {"code": code_hash(code, "experiments/analysis.py")}
+        whole = {"what": what, **common, **identity, **code}
+        return experiment.cached("analysis", f"{what} of {name}", whole, compute)
 
     out = {
         "steps": steps,
         "linearity": part(
-            "linearity", {"pairs": figures.pairs}, lambda: _linearity(experiment, name)
+            "linearity",
+            {"pairs": figures.pairs},
+            linearity,
+            lambda: _linearity(experiment, name),
         ),
         "theory": part(
-            "theory", attacks | {"used": figures.points}, lambda: _theory(experiment, name, steps)
+            "theory",
+            attacks | {"used": figures.points},
+            analyze,
+            lambda: _theory(experiment, name, steps),
         ),
         "detection": part(
             "detection",
-            attacks | {"calibration": experiment.points_hash("calibration")},
+            attacks | {"calibration": experiment.data.hash_of("calibration"), "scores": scores},
+            measure_detection,
             lambda: _detection(experiment, name, steps),
         ),
     }
-    if tradeoffs and len(experiment.points["tuning"]):
+    if tradeoffs and len(experiment.data.points["tuning"]):
         out["tradeoff"] = _tradeoff(experiment, name, steps)
     if figures.gallery:
-        names = list(experiment.points["test"].class_names)
+        names = list(experiment.data.points["test"].class_names)
         identity = attacks | {"count": figures.gallery, "names": names}
-        out["gallery"] = part("gallery", identity, lambda: _gallery(experiment, name, steps))
+        out["gallery"] = part(
+            "gallery", identity, MixupInference, lambda: _gallery(experiment, name, steps)
+        )
     return out
 
 
 def _linearity(experiment: Experiment, name: str) -> Any:
     assert experiment.spec.figures is not None
     found = linearity(
-        experiment.model(name),
-        experiment.points["test"].pixels.to(experiment.device),
+        experiment.models[name],
+        experiment.data.points["test"].pixels.to(experiment.device),
         pairs=experiment.spec.figures.pairs,
         seed=experiment.spec.seed,
         batch_size=experiment.batch_size,
@@ -104,12 +121,12 @@ def _linearity(experiment: Experiment, name: str) -> Any:
 def _attacked(experiment: Experiment, name: str, steps: int) -> dict[str, Tensor]:
     assert experiment.spec.attack is not None
     modes = experiment.spec.attack.modes
-    return {mode: experiment.examples(name, mode)[steps] for mode in modes}
+    return {mode: experiment.examples(name, mode)[f"PGD-{steps}"] for mode in modes}
 
 
 def _theory(experiment: Experiment, name: str, steps: int) -> Any:
     """Both kinds of mixup inference, all ratios, all attacks."""
-    spec, test = experiment.spec, experiment.points["test"]
+    spec, test = experiment.spec, experiment.data.points["test"]
     assert spec.figures is not None
     some = test.take(torch.arange(min(spec.figures.points, len(test))))
     entries = []
@@ -121,8 +138,8 @@ def _theory(experiment: Experiment, name: str, steps: int) -> Any:
             for kind in ("mi-pl", "mi-ol"):
                 for lam in spec.figures.lams:
                     found = analyze(
-                        experiment.model(name),
-                        experiment.pool.to(experiment.device),
+                        experiment.models[name],
+                        experiment.data.pool.to(experiment.device),
                         some.pixels.to(experiment.device),
                         x_adv[: len(some)].to(experiment.device),
                         some.labels,
@@ -141,7 +158,7 @@ def _theory(experiment: Experiment, name: str, steps: int) -> Any:
 def _labels(experiment: Experiment, name: str, x: Tensor) -> Tensor:
     with torch.no_grad():
         parts = [
-            logits_of(experiment.model(name), part.to(experiment.device))
+            logits_of(experiment.models[name], part.to(experiment.device))
             for part in x.split(experiment.batch_size)
         ]
     return torch.cat(parts).argmax(1).cpu()
@@ -154,7 +171,7 @@ def _turned(experiment: Experiment, name: str, points: LabelledImages, x_adv: Te
 
 
 def _detection(experiment: Experiment, name: str, steps: int) -> Any:
-    spec, points = experiment.spec, experiment.points
+    spec, points = experiment.spec, experiment.data.points
     assert spec.figures is not None
     test, calibration = points["test"], points["calibration"]
     sets = {"clean": Points(test.pixels, test.index)}
@@ -163,8 +180,8 @@ def _detection(experiment: Experiment, name: str, steps: int) -> Any:
     if len(calibration):
         sets["calibration"] = Points(calibration.pixels, calibration.index)
     answers = answer(
-        experiment.model(name),
-        experiment.pool,
+        experiment.models[name],
+        experiment.data.pool,
         sets,
         lams=spec.figures.lams,
         draws=spec.draws,
@@ -203,18 +220,18 @@ def _gallery(experiment: Experiment, name: str, steps: int) -> Any:
     The first ones that the model has right and the attack turns, as mixup inference sees them in
     its first draw (MI-OL with the middle ratio).
     """
-    spec, test = experiment.spec, experiment.points["test"]
+    spec, test = experiment.spec, experiment.data.points["test"]
     assert spec.figures is not None
     assert spec.attack is not None
     mode = spec.attack.modes[0]
-    model, x_adv = experiment.model(name), experiment.examples(name, mode)[steps]
+    model, x_adv = experiment.models[name], experiment.examples(name, mode)[f"PGD-{steps}"]
     turned = _turned(experiment, name, test, x_adv)
     rows = torch.nonzero(turned).flatten()[: spec.figures.gallery]
     if len(rows) == 0:
         return []
     lam = middle(spec.figures.lams)
     inference = MixupInference(
-        model, experiment.pool, lam=lam, draws=spec.draws, seed=spec.seed
+        model, experiment.data.pool, lam=lam, draws=spec.draws, seed=spec.seed
     ).to(experiment.device)
     clean, attacked = test.pixels[rows], x_adv[rows]
     with torch.no_grad():
@@ -223,10 +240,10 @@ def _gallery(experiment: Experiment, name: str, steps: int) -> Any:
         before, after = inference.log_probs(attacked.to(device), index=index, stream="gallery")
         plain = logits_of(model, clean.to(device)).log_softmax(1)
         # The first of the draws that the answer above is the mean of.
-        draws = Draws(make_key(inference.seed, "index", "gallery"), index, torch.arange(1))
-        _, numbers = inference.partners(before.argmax(1).cpu(), draws)
-        partner = experiment.pool.pixels(numbers[:, 0].to(experiment.pool.images.device)).cpu()
-        mixed = lam * attacked + (1 - lam) * partner
+        draws = inference.numbers(before, index, "gallery", draws=1)
+        _, numbers = inference.partners(before.argmax(1), draws)
+        partner = experiment.data.pool.pixels(numbers[:, 0]).cpu()
+        mixed = mix(attacked, partner, lam)
         seen = logits_of(model, mixed.to(device)).log_softmax(1)
     names = test.class_names
     entries = []
@@ -265,13 +282,14 @@ class Tuned:
 
 def tune(experiment: Experiment, name: str, defense: str, *, loss: float = 0.02) -> Tuned:
     """Find the settings with the most attacked accuracy that lose at most ``loss`` clean."""
-    spec, tuning = experiment.spec, experiment.points["tuning"]
+    spec, tuning = experiment.spec, experiment.data.points["tuning"]
     if name not in spec.models:
         raise unknown_name("model", name, spec.models)
     grid_of(defense)
     if spec.attack is None or len(tuning) == 0:
         raise InputError("tuning needs an attack and tuning points ('tuning' in the data table).")
     steps = min(spec.attack.steps)
+    experiment.train([name])
     base, trials = trials_of(experiment, name, defense, steps)
     best = choose(trials, base, loss=loss)
     title = f"{name} + {defense} ({in_words(best.settings)})"
@@ -280,7 +298,7 @@ def tune(experiment: Experiment, name: str, defense: str, *, loss: float = 0.02)
         RowSpec(title=title, model=name, defense=defense, **best.settings),
     )
     columns = [Column("clean"), *(Column(mode, steps) for mode in spec.attack.modes)]
-    reported = [[experiment.cell(row, column) for column in columns] for row in rows]
+    reported = [[experiment.cell(row, column).accuracy for column in columns] for row in rows]
     return Tuned(best, trials, base, rows, reported)
 
 
@@ -288,28 +306,28 @@ def trials_of(
     experiment: Experiment, name: str, defense: str, steps: int
 ) -> tuple[Accuracy, list[Trial]]:
     """The undefended model and the whole grid on the tuning points, kept like any other part."""
-    spec, tuning = experiment.spec, experiment.points["tuning"]
+    spec, tuning = experiment.spec, experiment.data.points["tuning"]
     assert spec.attack is not None
     modes: tuple[str, ...] = spec.attack.modes
     identity = {
         "attacks": [experiment.examples_identity(name, mode, "tuning") for mode in modes],
         "steps": steps,
-        "defense": defense,
         "grid": grid_of(defense),
         "draws": spec.draws,
         "seed": spec.seed,
         "batch_size": experiment.batch_size,
-        **experiment.defense_identity,
+        "code": code_hash(try_settings),
+        **experiment.defense_identity(defense, {}),
     }
 
     def compute() -> dict[str, Any]:
-        model = experiment.model(name)
+        model = experiment.models[name]
         trials = try_settings(
             model,
-            experiment.pool,
+            experiment.data.pool,
             defense,
             tuning.pixels,
-            {mode: experiment.examples(name, mode, "tuning")[steps] for mode in modes},
+            {mode: experiment.examples(name, mode, "tuning")[f"PGD-{steps}"] for mode in modes},
             tuning.labels,
             index=tuning.index,
             draws=spec.draws,
@@ -321,7 +339,7 @@ def trials_of(
         base = evaluate(model, tuning.pixels, tuning.labels, batch_size=experiment.batch_size)
         return {"base": asdict(base), "trials": [asdict(trial) for trial in trials]}
 
-    found = experiment.part("tuning", f"grid of {defense} on {name}", identity, compute)
+    found = experiment.cached("tuning", f"grid of {defense} on {name}", identity, compute)
     trials = [
         Trial(
             {k: tuple(v) if isinstance(v, list) else v for k, v in trial["settings"].items()},

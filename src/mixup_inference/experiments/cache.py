@@ -1,7 +1,8 @@
-"""The files in which a run keeps its parts: which they are, and whether they are whole.
+"""Cache of an experiment's results in its folder: each file verified, none computed twice.
 
-A name ends in the hash of the part's identity, which is everything that determines it, and
-the file says the same inside.
+A file's name ends in the hash of the result's identity, which is everything that determines it,
+and the file repeats that identity inside. Corrupted or mismatched files are computed again, with
+a warning.
 """
 
 from __future__ import annotations
@@ -32,23 +33,27 @@ from mixup_inference.utils.io import (
 )
 
 MODELS = "models"
-
 #: The folders of a run, in the order in which they are filled.
 KINDS = (MODELS, "attacks", "cells", "analysis", "tuning", "adaptive")
+#: Beside a trained model: its identity.
+IDENTITY = "identity.json"
+_HASHED_NAME = re.compile(r"(?:.+-)?([0-9a-f]{16})")
 
-NAME = re.compile(r"(?:.+-)?([0-9a-f]{16})")
+T = TypeVar("T")
+Identity = dict[str, Any]
+Tensors = tuple[dict[str, Tensor], dict[str, Any]]  # and facts about them
 
 
 @dataclass(frozen=True)
-class Artefact:
-    """One file of a run's store."""
+class CacheFile:
+    """One file of a run's cache; ``hash`` is that of its identity."""
 
     path: Path
     kind: str
-    hash: str  # of its identity
+    hash: str
 
     def checksum(self) -> str | None:
-        """Of what was computed, timings aside, as the file has it; None if it is damaged."""
+        """The checksum of the contents, timings aside, as the file has it; None if damaged."""
         try:
             if self.path.suffix == ".json":
                 return str(read_checked_json(self.path)["checksum"])
@@ -57,7 +62,7 @@ class Artefact:
             return None
 
     def check(self) -> None:
-        """InputError, if the file is not as it was written, or not what its name says."""
+        """Raise InputError if the file is damaged or not what its name says."""
         if self.kind == MODELS:
             (read_checked_json if self.path.suffix == ".json" else read_checkpoint)(self.path)
         elif self.path.suffix == ".json":
@@ -67,7 +72,7 @@ class Artefact:
 
     @property
     def problem(self) -> str | None:
-        """In words, what ``check`` finds wrong."""
+        """What ``check`` finds wrong, as a sentence; None if nothing."""
         try:
             self.check()
         except InputError as error:
@@ -76,31 +81,31 @@ class Artefact:
 
 
 def check_identity(path: Path, document: dict[str, Any], expected: str) -> None:
-    """InputError, unless a document of the store has a checksum and the identity expected."""
+    """Raise InputError unless a document has a checksum and the expected identity."""
     if "checksum" not in document:
         raise InputError(f"{path} carries no checksum.")
     if fingerprint(document.get("identity")) != expected:
-        raise InputError(f"{path} holds another part than its name says.")
+        raise InputError(f"{path} holds another result than its name says.")
 
 
-def artefacts_in(folder: Path) -> list[Artefact]:
-    """All parts in a run's folder, by their names; whatever else lies there is not ours."""
+def cache_files(folder: Path) -> list[CacheFile]:
+    """All files of the cache in a run's folder, by their names; other files are not ours."""
     return [
-        Artefact(path, kind, name[1])
+        CacheFile(path, kind, name[1])
         for kind in KINDS
         for path in sorted(_files(folder / kind, kind))
-        if (name := NAME.fullmatch(path.parent.name if kind == MODELS else path.stem))
+        if (name := _HASHED_NAME.fullmatch(path.parent.name if kind == MODELS else path.stem))
     ]
 
 
 def _files(folder: Path, kind: str) -> Iterator[Path]:
-    of_model = [f"*/{name}" for name in (LAST, BEST, WEIGHTS, CONFIG)]
+    of_model = [f"*/{name}" for name in (LAST, BEST, WEIGHTS, CONFIG, IDENTITY)]
     for pattern in of_model if kind == MODELS else ["*.json", "*.safetensors"]:
         yield from (path for path in folder.glob(pattern) if path.is_file())
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """What writers that were killed left behind; rubbish, while nobody works in the folder."""
+    """Temporary files of processes that were killed; useless while nobody works in the folder."""
     return [
         path
         for path in sorted(folder.rglob(".*.tmp"))
@@ -108,39 +113,59 @@ def leftovers(folder: Path) -> list[Path]:
     ]
 
 
-T = TypeVar("T")
-
-Identity = dict[str, Any]
-
-Tensors = tuple[dict[str, Tensor], dict[str, Any]]  # and facts about them
-
-
 @dataclass(frozen=True)
-class Kept(Generic[T]):
-    """A part, and whether it was there already."""
+class CacheEntry(Generic[T]):
+    """A result, whether it was cached, and otherwise the seconds that it took."""
 
     value: T
     reused: bool
-    seconds: float = 0.0  # that it took to make
+    seconds: float = 0.0
 
 
-class Store:
-    """The parts of a run in its folder. ``warn`` is told of each that has to be made again.
+@dataclass(frozen=True)
+class TensorFile:
+    """Tensors on disk, loaded one at a time, and facts about them.
 
-    Of several processes the first reads and writes. All of them ask for the same parts in the same
-    order, make together what is not there, and have what the first has.
+    Of several processes the first one reads.
+    """
+
+    path: Path
+    facts: dict[str, Any]
+    ranks: Ranks = ALONE
+
+    def __getitem__(self, name: str) -> Tensor:
+        from safetensors import safe_open  # noqa: PLC0415 (slow to import)
+
+        def read() -> Tensor:
+            with safe_open(self.path, framework="pt") as file:
+                out: Tensor = file.get_tensor(name)
+                return out
+
+        return self.ranks.first(read)
+
+
+class Cache:
+    """The results in a run's folder, computed where they are missing.
+
+    Of several processes the first one reads and writes. All of them ask for the same results in
+    the same order, compute together what is missing, and get what the first one has.
+
+    Args:
+        folder: of the run.
+        warn: called with a sentence for each result that has to be computed again.
+        ranks: the processes that share the work.
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None], ranks: Ranks = ALONE) -> None:
         self.folder = folder
         self.warn = warn
         self.ranks = ranks
-        self._asked: set[str] = set()
+        self._used: set[str] = set()
 
-    def value(
-        self, kind: str, what: str, identity: Identity, compute: Callable[[], Any]
-    ) -> Kept[Any]:
-        """A JSON value that is determined by its identity."""
+    def get_or_compute(
+        self, kind: str, title: str, identity: Identity, compute: Callable[[], Any]
+    ) -> CacheEntry[Any]:
+        """A JSON value, from the folder if it is there."""
 
         def read(path: Path, key: str) -> Any:
             document = read_checked_json(path)
@@ -148,71 +173,74 @@ class Store:
             return document["value"]
 
         def make(path: Path) -> Any:
-            whole = {"identity": identity, "version": __version__, "value": compute()}
-            document = add_checksum(whole)
+            document = add_checksum(
+                {"identity": identity, "version": __version__, "value": compute()}
+            )
             if self.ranks.is_first:
                 write_json(path, document)
             return document["value"]
 
-        return self._keep(self.path(kind, identity), identity, what, read, make)
+        return self._entry(self.path(kind, identity), identity, title, read, make)
 
-    def tensors(
-        self, name: str, what: str, identity: Identity, compute: Callable[[], Tensors]
-    ) -> Kept[Tensors]:
-        """Examples of an attack, and facts about them, which get the seconds that it took."""
+    def get_or_compute_tensors(
+        self, name: str, title: str, identity: Identity, compute: Callable[[], Tensors]
+    ) -> CacheEntry[TensorFile]:
+        """Adversarial examples and facts about them, which get the seconds that they took."""
 
-        def read(path: Path, key: str) -> Tensors:
-            tensors, header = read_tensors(path)
+        def read(path: Path, key: str) -> TensorFile:
+            _, header = read_tensors(path)
             check_identity(path, header, key)
-            return tensors, header["facts"]
+            return TensorFile(path, header["facts"])
 
-        def make(path: Path) -> Tensors:
+        def make(path: Path) -> TensorFile:
             started = time.perf_counter()
             tensors, facts = compute()
             facts = facts | {"seconds": round(time.perf_counter() - started, 3)}
             header = {"identity": identity, "version": __version__, "facts": facts}
             if self.ranks.is_first:
                 write_tensors(path, tensors, header)
-            return tensors, facts
+            return TensorFile(path, facts)
 
-        return self._keep(self.path("attacks", identity, name), identity, what, read, make)
+        path = self.path("attacks", identity, name)
+        entry = self._entry(path, identity, title, read, make)
+        file = TensorFile(entry.value.path, entry.value.facts, self.ranks)
+        return CacheEntry(file, entry.reused, entry.seconds)
 
     def path(self, kind: str, identity: Identity, name: str | None = None) -> Path:
-        """Where a part is: a JSON file, or tensors if it has a name."""
+        """Where a result is kept: in a JSON file, or as tensors if it has a name."""
         key = fingerprint(identity)
         return self.folder / kind / (f"{name}-{key}.safetensors" if name else f"{key}.json")
 
-    def is_damaged(self, path: Path) -> bool:
-        """Whether a part is there and not as it was written."""
-        found = (artefact for artefact in artefacts_in(self.folder) if artefact.path == path)
-        return any(artefact.problem is not None for artefact in found)
+    def use(self, identity: Identity) -> None:
+        """Note that what has this identity, and all that it was made from, is part of the run."""
+        self._used.update(_hashes(identity))
 
-    def artefacts(self) -> dict[str, str | None]:
-        """All files that hold what was asked for or what that was made from; their checksums."""
+    def used_files(self) -> dict[str, str | None]:
+        """The files of all results of this run and of what they were made from; their checksums."""
         return {
-            artefact.path.relative_to(self.folder).as_posix(): artefact.checksum()
-            for artefact in artefacts_in(self.folder)
-            if artefact.hash in self._asked
+            file.path.relative_to(self.folder).as_posix(): file.checksum()
+            for file in cache_files(self.folder)
+            if file.hash in self._used
         }
 
-    def _keep(
+    def _entry(
         self,
         path: Path,
         identity: Identity,
-        what: str,
+        title: str,
         read: Callable[[Path, str], T],
         make: Callable[[Path], T],
-    ) -> Kept[T]:
-        self._asked.update(_hashes(identity))
+    ) -> CacheEntry[T]:
+        self.use(identity)
 
-        def look() -> Kept[T] | None:
+        def look() -> CacheEntry[T] | None:
             if path.exists():
                 try:
-                    return Kept(read(path, fingerprint(identity)), reused=True)
+                    return CacheEntry(read(path, fingerprint(identity)), reused=True)
                 except InputError as error:
-                    self.warn(f"{error} Making it again: {what}.")
+                    self.warn(f"{error} Computing it again: {title}.")
                 except KeyError:
-                    self.warn(f"{path} is of another version. Making it again: {what}.")
+                    self.warn(f"{path} is of another version. Computing it again: {title}.")
             return None
 
         found = self.ranks.first(look)
@@ -221,11 +249,11 @@ class Store:
         started = time.perf_counter()
         value = make(path)
         seconds = time.perf_counter() - started
-        return self.ranks.first(lambda: Kept(value, reused=False, seconds=seconds))
+        return self.ranks.first(lambda: CacheEntry(value, reused=False, seconds=seconds))
 
 
 def _hashes(identity: Any) -> Iterator[str]:
-    """Of an identity, and of every identity inside it: those of what a part is made from."""
+    """The hashes of an identity and of all identities inside it: what it was made from."""
     if isinstance(identity, dict):
         yield fingerprint(identity)
     if isinstance(identity, dict | list | tuple):

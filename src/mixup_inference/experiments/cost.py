@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from mixup_inference.attacks import Precision, run_attack
 from mixup_inference.attacks.query import accelerate
 from mixup_inference.datasets import Shape
-from mixup_inference.defenses import make_defense
+from mixup_inference.defenses import DEFENSES, make_defense
 from mixup_inference.errors import InputError
 from mixup_inference.evaluation.grid_search import grid_of
 from mixup_inference.experiments.adaptive_attacks import (
@@ -163,11 +162,7 @@ def defense_passes(row: RowSpec, draws: int, shape: Shape) -> int:
     blank = DummyClassifier(shape.classes, slope=0)
     image = torch.full((1, shape.channels, *shape.size), 0.5)
     pool = Pool(image.expand(shape.classes, -1, -1, -1), torch.arange(shape.classes))
-    settings: dict[str, Any] = dict(row.settings)
-    if row.defense == "mi-combined":
-        settings["threshold"] = -1.0  # everything is suspicious
-    if row.defense != "none":
-        settings["draws"] = draws
+    settings = {**row.settings, **DEFENSES[row.defense].costliest, "draws": draws}
     defense = make_defense(row.defense, blank, pool, **settings)
     with torch.no_grad(), count_passes(blank) as passes:
         defense(image)
@@ -234,8 +229,7 @@ def attack_passes(
     model = DummyClassifier(shape.classes)
     image = torch.full((1, shape.channels, *shape.size), 0.5)
     pool = Pool(image.expand(shape.classes, -1, -1, -1), torch.arange(shape.classes))
-    options: dict[str, Any] = {} if row.defense == "none" else {"draws": spec.draws}
-    defense = make_defense(row.defense, model, pool, **row.settings, **options)
+    defense = make_defense(row.defense, model, pool, **row.settings, draws=spec.draws)
     brought = {"surrogates": [DummyClassifier(shape.classes) for _ in range(surrogates)]}
     found = run_attack(
         attack.attack,

@@ -1,129 +1,238 @@
-"""An experiment stage by stage: train, attack, measure. Every part is kept and never redone.
+"""An experiment, stage by stage: train, attack, measure, analyse, and the results of all.
 
-Each trained model, set of adversarial examples and table cell is in the store under a hash of
-everything that determines it, and written in one piece. So a rerun recomputes only what
-changed, and an interrupted run goes on where it stopped.
+Each trained model, set of adversarial examples and table cell is cached under a hash of everything
+that determines it. So a rerun computes only what changed, and an interrupted run continues.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from itertools import product
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from mixup_inference.attacks import pgd
-from mixup_inference.defenses import make_defense
+from mixup_inference.defenses import DEFENSES, make_defense
 from mixup_inference.draws import derive_seed
-from mixup_inference.evaluation.callback import Column
+from mixup_inference.evaluation.callback import Callback, Column
 from mixup_inference.evaluation.evaluate import answers
-from mixup_inference.experiments.models import Trained
-from mixup_inference.experiments.spec import RowSpec
+from mixup_inference.experiments.adaptive import adaptive
+from mixup_inference.experiments.analysis import analyses
+from mixup_inference.experiments.cache import Cache, TensorFile, Tensors
+from mixup_inference.experiments.code_hash import code_hash
+from mixup_inference.experiments.data import ExperimentData
+from mixup_inference.experiments.models import ModelProvider
+from mixup_inference.experiments.results import collect
+from mixup_inference.experiments.spec import RowSpec, Spec
 from mixup_inference.metrics.accuracy import Accuracy
 from mixup_inference.models.base import DummyClassifier
 from mixup_inference.models.engines import engine_for
+from mixup_inference.reporting.schema import Results
+from mixup_inference.utils.distributed import Ranks, check_device, make_folder
 from mixup_inference.utils.io import hash_tensors
+from mixup_inference.utils.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
-class Experiment(Trained):
-    """A spec at work in a folder."""
+@dataclass(frozen=True)
+class Cell:
+    """A cell of the table: the accuracy, which points are right, and the file that has them."""
 
-    @cached_property
-    def _defenses(self) -> dict[str, nn.Module]:
-        return {}
+    accuracy: Accuracy
+    right: Tensor
+    file: str
 
-    @cached_property
-    def _right(self) -> dict[tuple[str, Column], Tensor]:
-        return {}
 
-    @cached_property
-    def _examples(self) -> dict[tuple[str, str, str], dict[int, Tensor]]:
-        return {}
+#: The cells of a table by the row's title and the column's name.
+Table = dict[tuple[str, str], Cell]
+
+
+class Experiment:
+    """A spec at work in a folder.
+
+    Args:
+        spec: what to compute.
+        folder: where results are kept.
+        device: where models compute; "auto" is the fastest there is.
+        fabric: connects several processes, which share the work; None for one.
+        data_root: where data sets are kept.
+        callback: told of everything that is computed.
+        progress: shows how far long work is.
+        reuse_models: take finished models that older code has trained by the same recipe.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        folder: Path,
+        *,
+        device: str = "cpu",
+        fabric: Fabric | None = None,
+        data_root: Path | None = None,
+        callback: Callback | None = None,
+        progress: Progress = SILENT,
+        reuse_models: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.folder = folder
+        self.device = check_device(device)
+        self.ranks = Ranks.of(fabric)
+        self.callback = callback or Callback()
+        self.progress = progress
+        self.cache = Cache(folder, self.callback.warn, self.ranks)
+        self.data = ExperimentData(spec, root=data_root, progress=progress)
+        self.models = ModelProvider(
+            spec,
+            self.data,
+            folder,
+            device=self.device,
+            fabric=fabric,
+            ranks=self.ranks,
+            callback=self.callback,
+            progress=progress,
+            reuse_models=reuse_models,
+        )
+        self._defenses: dict[str, nn.Module] = {}
+        self._examples: dict[tuple[str, str, str], TensorFile] = {}
+        make_folder(folder)
+
+    def run(self) -> Results:
+        """Go through all stages; the contents of results.json."""
+        started = time.perf_counter()
+        self.train()
+        self.attack()
+        table = self.measure()
+        figures = analyses(self)
+        attacked = adaptive(self)
+        seconds = time.perf_counter() - started
+        return collect(self, table, figures=figures, adaptive=attacked, seconds=seconds)
+
+    def cached(
+        self, kind: str, title: str, identity: dict[str, Any], compute: Callable[[], Any]
+    ) -> Any:
+        """A JSON value that is determined by its identity, from the folder if it is there."""
+        entry = self.cache.get_or_compute(kind, title, identity, compute)
+        self.callback.made(title, reused=entry.reused, seconds=entry.seconds)
+        return entry.value
+
+    def cached_tensors(
+        self, name: str, title: str, identity: dict[str, Any], compute: Callable[[], Tensors]
+    ) -> TensorFile:
+        """Adversarial examples and facts about them, from the folder if they are there."""
+        entry = self.cache.get_or_compute_tensors(name, title, identity, compute)
+        self.callback.made(title, reused=entry.reused, seconds=entry.seconds)
+        return entry.value
 
     @property
     def columns(self) -> list[Column]:
         """The table's columns, in order."""
-        attack = self.spec.attack
-        modes, steps = ((), ()) if attack is None else (attack.modes, attack.steps)
-        return [Column("clean"), *(Column(mode, count) for mode in modes for count in steps)]
+        return self.spec.columns
 
-    @cached_property
-    def defense_identity(self) -> dict[str, str]:
-        """What defences draw from and are computed with, where that is not the default."""
-        said = {}
-        if self.spec.data.pool != "train":
-            said["pool"] = hash_tensors(self.pool.images, self.pool.labels)
-        if self.spec.engine != "eager":
-            said["engine"] = self.spec.engine
-        return said
+    @property
+    def batch_size(self) -> int:
+        """How many images are computed at a time."""
+        return self.data.batch_size
 
     def check(self) -> None:
-        """Try every row's defence on one image, with a model that knows nothing if need be.
+        """Try every row's defence on one image, with an untrained model where there is no other.
 
         So a setting that does not fit the images or the model, a class without training images, or
         an engine that is not installed is found before anything is trained or attacked.
         """
-        some = torch.arange(min(64, len(self.points["train"])))
-        images = self.points["train"].take(some).pixels.to(self.device)
+        train = self.data.points["train"]
+        images = train.take(torch.arange(min(64, len(train)))).pixels.to(self.device)
         if self.spec.engine != "eager":
             for name in self.spec.used_models:
                 trained = self.spec.is_trained(name)
-                model = self.untrained(name).eval() if trained else self.model(name)
+                model = self.models.untrained(name).eval() if trained else self.models[name]
                 engine_for(self.spec.engine, model.to(self.device), images)
         for row in self.spec.rows:
             trained = self.spec.is_trained(row.model)
             model = (
-                DummyClassifier(self.pool.classes, slope=0) if trained else self.model(row.model)
+                DummyClassifier(self.data.pool.classes, slope=0)
+                if trained
+                else self.models[row.model]
             )
-            defended = make_defense(row.defense, model, self.pool, **row.settings)
+            defended = make_defense(row.defense, model, self.data.pool, **row.settings)
             with torch.no_grad():
                 defended.to(self.device)(images[:1])
 
-    # Attacking
+    def train(self, names: Iterable[str] | None = None) -> None:
+        """Train the models that the spec needs, or these, unless they are there."""
+        for name in self.spec.needed_models if names is None else names:
+            if self.spec.is_trained(name):
+                self.models[name]
+
+    def attack(self, *, everything: bool = False) -> None:
+        """Make the adversarial examples that a missing cell of the table needs, or all.
+
+        Damaged ones are made again in any case.
+        """
+        for name, modes in self._attacked_models():
+            for mode in modes:
+                cells = [
+                    self.cache.path("cells", self.cell_identity(row, column))
+                    for row in self.spec.rows
+                    for column in self.columns
+                    if row.model == name and column.mode == mode
+                ]
+                file = self._examples_path(name, mode)
+                needed = everything or file.exists() or not all(cell.exists() for cell in cells)
+                if self.ranks.first(partial(bool, needed)):
+                    self.examples(name, mode)
+
+    def _attacked_models(self) -> list[tuple[str, tuple[str, ...]]]:
+        modes: tuple[str, ...] = self.spec.attack.modes if self.spec.attack else ()
+        names = dict.fromkeys([*self.spec.used_models, *self.spec.figure_models])
+        return [(name, modes) for name in names]
 
     def examples_identity(self, name: str, mode: str, part: str = "test") -> dict[str, Any]:
         """Everything that determines a set of adversarial examples."""
         assert self.spec.attack is not None
         return {
-            "model": self.model_identity(name),
+            "model": self.models.identity(name),
             "attack": self.spec.attack.identity,
             "mode": mode,
             "batch_size": self.batch_size,
             "seed": self._attack_seed,
-            "points": self.points_hash(part),
+            "points": self.data.hash_of(part),
+            "code": code_hash(pgd),
         }
+
+    def _examples_path(self, name: str, mode: str, part: str = "test") -> Path:
+        identity = self.examples_identity(name, mode, part)
+        return self.cache.path("attacks", identity, f"{name}-{mode}")
 
     @property
     def _attack_seed(self) -> int:
         return derive_seed(self.spec.seed, "oblivious attack")
 
-    def examples(self, name: str, mode: str, part: str = "test") -> dict[int, Tensor]:
-        """Adversarial examples of the points of a part for a model, by number of steps."""
-        if (name, mode, part) not in self._examples:
-            self.model(name)
-            assert self.spec.attack is not None
+    def examples(self, name: str, mode: str, part: str = "test") -> TensorFile:
+        """PGD's examples of the points of a part for a model: a file with one set a step count."""
+        key = (name, mode, part)
+        if key not in self._examples:
             which = "" if part == "test" else f", {part} points"
-            tensors, _ = self.tensors(
+            self._examples[key] = self.cached_tensors(
                 f"{name}-{mode}",
                 f"{mode} attack on {name}{which}",
                 self.examples_identity(name, mode, part),
                 lambda: (self._attack(name, mode, part), {}),
             )
-            self._examples[name, mode, part] = {
-                steps: tensors[f"PGD-{steps}"] for steps in self.spec.attack.steps
-            }
-        return self._examples[name, mode, part]
+        return self._examples[key]
 
     def _attack(self, name: str, mode: str, part: str) -> dict[str, Tensor]:
-        attack, points = self.spec.attack, self.points[part]
+        attack, points = self.spec.attack, self.data.points[part]
         assert attack is not None
         examples = pgd(
-            self.model(name),
+            self.models[name],
             points.pixels.to(self.device),
             points.labels,
             eps=attack.eps,
@@ -142,31 +251,24 @@ class Experiment(Trained):
         )
         return {f"PGD-{steps}": tensor.cpu() for steps, tensor in examples.items()}
 
-    def mend(self) -> None:
-        """Make damaged examples again, even when all that was made from them is there."""
-        modes = self.spec.attack.modes if self.spec.attack else ()
-        for key in product(self.spec.needed_models, modes, ("test", "tuning")):
-            name, mode, _ = key
-            if key in self._examples:
-                continue
-            path = self.store.path("attacks", self.examples_identity(*key), f"{name}-{mode}")
-            if self.ranks.first(partial(self.store.is_damaged, path)):
-                self.examples(*key)
+    def measure(self) -> Table:
+        """All cells of the table."""
+        total = len(self.spec.rows) * len(self.columns)
+        with self.progress.task("table", total=total) as self.callback.task:
+            return {
+                (row.title, column.name): self.cell(row, column)
+                for row in self.spec.rows
+                for column in self.columns
+            }
 
-    # Measuring
-
-    def cells(self) -> Iterator[tuple[RowSpec, Column, Accuracy]]:
-        """The table, cell by cell."""
-        for row in self.spec.rows:
-            for column in self.columns:
-                yield row, column, self.cell(row, column)
-
-    def cell(self, row: RowSpec, column: Column) -> Accuracy:
+    def cell(self, row: RowSpec, column: Column) -> Cell:
         """The accuracy of one row in one column, from the folder if it is there."""
-        points, clean = self.points["test"], column.mode == "clean"
+        points, clean = self.data.points["test"], column.mode == "clean"
 
         def compute() -> dict[str, Any]:
-            x = points.pixels if clean else self.examples(row.model, column.mode)[column.steps]
+            x = points.images
+            if not clean:
+                x = self.examples(row.model, column.mode)[f"PGD-{column.steps}"]
             found = answers(
                 self.defense(row),
                 x,
@@ -186,47 +288,54 @@ class Experiment(Trained):
                 ],
             }
 
-        identity = self.cell_identity(row, column)
-        kept = self.store.value("cells", f"{row.title}, {column.name}", identity, compute)
-        self._right[row.title, column] = torch.tensor(kept.value["labels"]) == points.labels
-        accuracy = Accuracy(**kept.value["accuracy"])
-        self.listener.cell(row, column, accuracy, reused=kept.reused)
-        return accuracy
-
-    def right(self, row: RowSpec, column: Column) -> Tensor:
-        """Which test points one row has right in one column, once that is measured."""
-        return self._right[row.title, column]
+        identity, title = self.cell_identity(row, column), f"{row.title}, {column.name}"
+        entry = self.cache.get_or_compute("cells", title, identity, compute)
+        accuracy = Accuracy(**entry.value["accuracy"])
+        self.callback.cell(row, column, accuracy, reused=entry.reused)
+        right = torch.tensor(entry.value["labels"]) == points.labels
+        path = self.cache.path("cells", identity)
+        return Cell(accuracy, right, path.relative_to(self.folder).as_posix())
 
     def cell_identity(self, row: RowSpec, column: Column) -> dict[str, Any]:
-        """Everything that determines the answers of one row in one column."""
+        """Everything that determines the predictions of one row in one column."""
         return {
-            "input": self.points_hash("test")
+            "input": self.data.hash_of("test")
             if column.mode == "clean"
             else self.examples_identity(row.model, column.mode),
-            "model": self.model_identity(row.model),
+            "model": self.models.identity(row.model),
             "steps": column.steps,
-            "defense": row.defense,
-            "settings": row.settings,
             "draws": self.spec.draws,
             "seed": self.spec.seed,
             "batch_size": self.batch_size,
             "keeps": ("accuracy", "labels", "margins"),
-            **self.defense_identity,
+            "code": code_hash(answers),
+            **self.defense_identity(row.defense, row.settings),
         }
 
-    def cell_part(self, row: RowSpec, column: Column) -> str:
-        """The file in the run's folder that has the answers of one row in one column."""
-        path = self.store.path("cells", self.cell_identity(row, column))
-        return path.relative_to(self.folder).as_posix()
+    def defense_identity(self, name: str, settings: dict[str, Any]) -> dict[str, Any]:
+        """What determines a defence apart from its model: its code, its pool, its engine."""
+        identity: dict[str, Any] = {"defense": name, "settings": settings}
+        if name != "none":
+            identity["defense code"] = code_hash(DEFENSES[name].factory)
+        return identity | self.inference_identity
+
+    @cached_property
+    def inference_identity(self) -> dict[str, str]:
+        """The pool and the engine, where they are not the default."""
+        identity = {}
+        if self.spec.data.pool != "train":
+            identity["pool"] = hash_tensors(self.data.pool.images, self.data.pool.labels)
+        if self.spec.engine != "eager":
+            identity["engine"] = self.spec.engine
+        return identity
 
     def defense(self, row: RowSpec) -> nn.Module:
-        """The defended model of a row; one module, so that what it prepares is prepared once."""
-        if row.title in self._defenses:
-            return self._defenses[row.title]
-        spec = self.spec
-        options: dict[str, Any] = {"draws": spec.draws, "seed": spec.seed, "engine": spec.engine}
-        settings = row.settings if row.defense == "none" else options | row.settings
-        made = make_defense(row.defense, self.model(row.model), self.pool, **settings)
-        made = made.to(self.device)
-        self._defenses[row.title] = made
-        return made
+        """The defended model of a row; one module, so that its set-up is done once."""
+        if row.title not in self._defenses:
+            spec = self.spec
+            common = {"draws": spec.draws, "seed": spec.seed, "engine": spec.engine}
+            settings = common | row.settings
+            model = self.models[row.model]
+            made = make_defense(row.defense, model, self.data.pool, **settings)
+            self._defenses[row.title] = made.to(self.device)
+        return self._defenses[row.title]

@@ -1,24 +1,30 @@
-"""The networks of an experiment: built afresh to be trained, or brought along ready."""
+"""The models of an experiment: trained here and kept, or loaded ready.
+
+A trained model's identity holds a hash of the code that trains it. ``reuse_models`` takes one that
+older code has trained by the same recipe on the same data, and remembers that it did.
+"""
 
 from __future__ import annotations
 
 import time
 import warnings
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from mixup_inference import __version__
 from mixup_inference.datasets import LabelledImages
 from mixup_inference.errors import InputError, MixupInferenceWarning
+from mixup_inference.evaluation.callback import Callback
 from mixup_inference.evaluation.evaluate import evaluate
-from mixup_inference.experiments.data import Material
-from mixup_inference.experiments.spec import NetworkSpec
+from mixup_inference.experiments.cache import IDENTITY, MODELS
+from mixup_inference.experiments.code_hash import code_hash
+from mixup_inference.experiments.data import ExperimentData
+from mixup_inference.experiments.spec import NetworkSpec, Spec
 from mixup_inference.models import (
     CONFIG,
+    NETWORKS,
     WEIGHTS,
     Normalized,
     check_pretrained,
@@ -34,8 +40,21 @@ from mixup_inference.models import (
 )
 from mixup_inference.models.call import device_of, logits_of, refuse_probabilities
 from mixup_inference.training import LAST, Epoch, Recipe, in_precision_of, one_process, train
-from mixup_inference.utils.io import fingerprint, hash_tensors, read_tensors
+from mixup_inference.training.objectives import OBJECTIVES
+from mixup_inference.utils.distributed import ALONE, Ranks
+from mixup_inference.utils.io import (
+    add_checksum,
+    fingerprint,
+    hash_tensors,
+    read_checked_json,
+    read_header,
+    write_json,
+)
 from mixup_inference.utils.profiling import Stage, timed
+from mixup_inference.utils.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 #: So many training images tell whether a model that was brought along works at all.
 TRIAL = 200
@@ -59,7 +78,7 @@ def build_network(
 
 
 @timed(Stage.LOADING)
-def bring_model(
+def load_model(
     network: NetworkSpec | None, weights: str | None, points: LabelledImages
 ) -> nn.Module:
     """A model that needs no training: weights in a network, or a checkpoint that has both.
@@ -144,31 +163,119 @@ def network_identity(network: NetworkSpec | None) -> Any:
     return network and network.model_dump(mode="json", exclude_none=True)
 
 
-class Trained(Material):
-    """The material, and models by the names that the spec has for them."""
+class ModelProvider:
+    """Models by the names that the spec has for them.
 
-    @cached_property
-    def _models(self) -> dict[str, nn.Module]:
-        return {}
+    Args:
+        spec: the experiment.
+        data: its points.
+        folder: of the run.
+        device: where the models compute.
+        fabric: connects several processes; None for one.
+        ranks: those processes.
+        callback: told of each model.
+        progress: shows the training.
+        reuse_models: take a finished model that older code has trained by the same recipe.
+    """
 
-    @cached_property
-    def _answer_hashes(self) -> dict[str, str]:
-        return {}
+    def __init__(
+        self,
+        spec: Spec,
+        data: ExperimentData,
+        folder: Path,
+        *,
+        device: str = "cpu",
+        fabric: Fabric | None = None,
+        ranks: Ranks = ALONE,
+        callback: Callback,
+        progress: Progress = SILENT,
+        reuse_models: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.data = data
+        self.folder = folder / MODELS
+        self.device = device
+        self.fabric = fabric
+        self.ranks = ranks
+        self.callback = callback
+        self.progress = progress
+        self.reuse_models = reuse_models
+        #: Models of older code that are used on purpose, with their folders.
+        self.reused: dict[str, str] = {}
+        self._models: dict[str, nn.Module] = {}
+        self._identities: dict[str, dict[str, Any]] = {}
+        self._output_hashes: dict[str, str] = {}
 
-    def model_identity(self, name: str) -> dict[str, Any]:
-        """Everything that determines a model."""
+    def __getitem__(self, name: str) -> nn.Module:
+        """A model, loaded or, if it has not been trained yet, trained."""
+        if name not in self._models:
+            started = time.perf_counter()
+            if self.spec.is_trained(name):
+                self._models[name], reused = self._train(name)
+            else:
+                weights = self.spec.models[name].weights
+                model = load_model(self.spec.network_of(name), weights, self.data.points["train"])
+                self._models[name], reused = model.to(self.device), True
+            seconds = time.perf_counter() - started
+            self.callback.made(f"model {name}", reused=reused, seconds=seconds)
+        return self._models[name]
+
+    def identity(self, name: str) -> dict[str, Any]:
+        """Everything that determines a model, the code that trains it included."""
+        if name not in self._identities:
+            wanted = self._identity(name)
+            older = None
+            if self.reuse_models and self.spec.is_trained(name):
+                older = self.ranks.first(lambda: self._older(name, wanted))
+            self._identities[name] = older or wanted
+        return self._identities[name]
+
+    def _identity(self, name: str) -> dict[str, Any]:
+        network = self.spec.network_of(name)
         identity = {
-            "versions": _versions(),
+            "torch": str(torch.__version__),
             "device": self.device,
-            "network": network_identity(self.spec.network_of(name)),
-            "data": self.train_hash,  # trained on it or not, its defences draw from it
+            "network": network_identity(network),
+            "data": self.data.hash_of("train"),  # trained on it or not, its defences draw from it
         }
         if not self.spec.is_trained(name):
-            return identity | {"answers": self._answers(name)}
-        network = self.spec.network_of(name)
-        if network is not None and network.is_foreign:  # its code may change under its name
-            identity["answers"] = self._answers(name)
-        return identity | {"recipe": self.recipe(name).header()}
+            return identity | {"outputs": self._hash_outputs(name)}
+        assert network is not None
+        recipe = self.recipe(name)
+        objective = OBJECTIVES[recipe.objective]
+        code: list[Any] = [train, objective.function]
+        if network.is_foreign:
+            identity["outputs"] = self._hash_outputs(name)  # its code may change under its name
+        else:
+            code.append(NETWORKS[network.name].factory)
+        without = () if objective.adversarial else ("attacks",)
+        identity["code"] = code_hash(*code, without=without)
+        return identity | {"recipe": recipe.header()}
+
+    def _older(self, name: str, wanted: dict[str, Any]) -> dict[str, Any] | None:
+        """The identity of a finished model that other code trained by the same recipe."""
+        if (self.folder / f"{name}-{fingerprint(wanted)}" / LAST).exists():
+            return None
+        recipe, architecture = self.recipe(name), config_of(self.untrained(name))
+        paths = sorted(self.folder.glob(f"{name}-*/{LAST}"), key=lambda path: path.stat().st_mtime)
+        for path in reversed(paths):
+            try:
+                header = read_header(path)
+                same = (
+                    Recipe.of_header(header["recipe"]) == recipe
+                    and header["data"] == wanted["data"]
+                    and fingerprint(header["architecture"]) == fingerprint(architecture)
+                    and header["epochs_done"] == recipe.epochs
+                )
+                if not same:
+                    continue
+                self.reused[name] = path.parent.name
+                identity: dict[str, Any] = read_checked_json(path.parent / IDENTITY)["identity"]
+                return identity
+            except (InputError, KeyError, TypeError):
+                if name in self.reused:  # a model of a version that kept no identity
+                    return wanted | {"code": path.parent.name}
+        return None
 
     def recipe(self, name: str) -> Recipe:
         """How a model is trained here."""
@@ -179,51 +286,40 @@ class Trained(Material):
         network = self.spec.network_of(name)
         if self.spec.is_trained(name):
             assert network is not None
-            said = network.model_dump(exclude_none=True, exclude={"classes"})
-            return {"network": said, **self.recipe(name).header()}
-        card: Any = getattr(self.model(name), "card", None)
+            described = network.model_dump(exclude_none=True, exclude={"classes"})
+            return {"network": described, **self.recipe(name).header()}
+        card: Any = getattr(self[name], "card", None)
         try:
-            recipe, said = Recipe.of_header(card["recipe"]), dict(card["architecture"])
+            recipe, described = Recipe.of_header(card["recipe"]), dict(card["architecture"])
         except (InputError, KeyError, TypeError, ValueError, AttributeError):
             return None
         of_data = ("num_classes", "channels", "size")
-        return {"network": {k: said[k] for k in said if k not in of_data}, **recipe.header()}
+        described = {key: described[key] for key in described if key not in of_data}
+        return {"network": described, **recipe.header()}
 
-    def _answers(self, name: str) -> str:
-        """A hash of what the user's model answers to a few images, before any training here.
+    def _hash_outputs(self, name: str) -> str:
+        """A hash of what a user's model outputs for a few images, before any training here.
 
-        So it is known again by what it does: by its weights and by its code.
+        So a model is recognised by what it does: by its weights and by its code.
         """
-        if name not in self._answer_hashes:
-            images = self.points["train"].take(torch.arange(min(8, len(self.points["train"]))))
-            trained = self.spec.is_trained(name)
-            model = self.untrained(name) if trained else self.model(name)
+        if name not in self._output_hashes:
+            points = self.data.points["train"]
+            images = points.take(torch.arange(min(8, len(points))))
+            model = self.untrained(name) if self.spec.is_trained(name) else self[name]
             with torch.no_grad():
                 out = logits_of(model, images.pixels.to(device_of(model)))
-            self._answer_hashes[name] = hash_tensors(out)
-        return self._answer_hashes[name]
+            self._output_hashes[name] = hash_tensors(out)
+        return self._output_hashes[name]
 
-    def model_folder(self, name: str) -> Path:
+    def folder_of(self, name: str) -> Path:
         """Where a model's checkpoints are."""
-        return self.folder / "models" / f"{name}-{fingerprint(self.model_identity(name))}"
-
-    def model(self, name: str) -> nn.Module:
-        """A model that was brought along, or trained; from the folder if it is there."""
-        if name not in self._models:
-            started = time.perf_counter()
-            if self.spec.is_trained(name):
-                self._models[name], reused = self._train(name)
-            else:
-                weights = self.spec.models[name].weights
-                model = bring_model(self.spec.network_of(name), weights, self.points["train"])
-                self._models[name], reused = model.to(self.device), True
-            seconds = time.perf_counter() - started
-            self.listener.made(f"model {name}", reused=reused, seconds=seconds)
-        return self._models[name]
+        if name in self.reused:
+            return self.folder / self.reused[name]
+        return self.folder / f"{name}-{fingerprint(self.identity(name))}"
 
     def untrained(self, name: str) -> nn.Module:
         """The network of a model that is trained here, as its training starts."""
-        points, network = self.points["train"], self.spec.network_of(name)
+        points, network = self.data.points["train"], self.spec.network_of(name)
         assert network is not None
         return build_network(
             network,
@@ -235,18 +331,22 @@ class Trained(Material):
 
     @timed(Stage.TRAINING)
     def _train(self, name: str) -> tuple[nn.Module, bool]:
-        recipe, folder = self.recipe(name), self.model_folder(name)
-        points, model, fabric = self.points["train"], self.untrained(name), self.fabric
-        done = self._epochs_done(name, model)
+        """Train a model, or load what is done of it; whether nothing was left to do."""
+        identity, recipe = self.identity(name), self.recipe(name)
+        folder, points = self.folder_of(name), self.data.points["train"]
+        model = self.untrained(name)
+        done = self._load_checkpoint(name, model)
         done = self.ranks.first(lambda: done)  # what the first process found counts for all
         if done < recipe.epochs:
+            if self.ranks.is_first:
+                write_json(folder / IDENTITY, add_checksum({"identity": identity}))
             train(
                 model,
                 points.images,
                 points.labels,
                 recipe,
                 folder=folder,
-                fabric=fabric or one_process(recipe, self.device),
+                fabric=self.fabric or one_process(recipe, self.device),
                 progress=self.progress,
             )
         model.to(self.device).eval()
@@ -255,14 +355,14 @@ class Trained(Material):
         return model, done == recipe.epochs
 
     def _publish(self, name: str, model: nn.Module) -> None:
-        """Keep a trained model also as a folder for others, unless that is there and whole."""
-        folder, test = self.model_folder(name), self.points["test"]
+        """Save a trained model as a folder for ``from_pretrained`` too, unless it is there."""
+        folder, test = self.folder_of(name), self.data.points["test"]
         try:
             check_pretrained(folder)
             return
         except InputError as error:
             if (folder / WEIGHTS).exists() or (folder / CONFIG).exists():
-                self.listener.warn(f"{error} Writing it again.")
+                self.callback.warn(f"{error} Writing it again.")
         save_pretrained(
             model,
             folder,
@@ -272,33 +372,37 @@ class Trained(Material):
             seed=self.spec.seed_of(name),
         )
 
-    def _epochs_done(self, name: str, model: nn.Module) -> int:
-        """Fill the model with its checkpoint, if there is one and it is the right one."""
-        path = self.model_folder(name) / LAST
+    def _load_checkpoint(self, name: str, model: nn.Module) -> int:
+        """Fill the model from its checkpoint, if there is a right one; the epochs it has done."""
+        path = self.folder_of(name) / LAST
         if not path.exists():
             return 0
-        expected = self.model_identity(name) | {"architecture": config_of(model)}
+        expected = self.identity(name) | {"architecture": config_of(model)}
+        checked = (
+            ("data", "architecture")
+            if name in self.reused
+            else (
+                "recipe",
+                "data",
+                "architecture",
+            )
+        )
         try:
             tensors, header = read_checkpoint(path)
-            for key in ("recipe", "data", "architecture"):
+            for key in checked:
                 if fingerprint(header.get(key)) != fingerprint(expected[key]):
                     raise InputError(f"{path} belongs to another training (its {key} differs).")
             done = int(header["epochs_done"])
             fill_weights(model, tensors, path)
             return done
         except (InputError, KeyError, TypeError) as error:
-            self.listener.warn(f"{error} Training {name} again.")
+            self.callback.warn(f"{error} Training {name} again.")
             path.unlink(missing_ok=True)
             return 0
 
     def history(self, name: str) -> list[Epoch]:
-        """The epochs of a trained model; none for one that was brought along."""
-        self.model(name)
+        """The epochs of a model that was trained here; none for others."""
         if not self.spec.is_trained(name):
             return []
-        _, header = read_tensors(self.model_folder(name) / LAST)
+        header = read_header(self.folder_of(name) / LAST)
         return [Epoch(**epoch) for epoch in header["history"]]
-
-
-def _versions() -> dict[str, str]:
-    return {"mixup_inference": __version__, "torch": str(torch.__version__)}

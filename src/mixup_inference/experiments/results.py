@@ -6,31 +6,33 @@ import importlib.metadata
 import json
 import platform
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mixup_inference import __version__
-from mixup_inference.experiments.adaptive import adaptive
-from mixup_inference.experiments.analysis import analyses
-from mixup_inference.experiments.experiment import Experiment
-from mixup_inference.metrics.accuracy import Accuracy, as_bits, cell_entry
+from mixup_inference.metrics.accuracy import as_bits, cell_entry
+from mixup_inference.reporting.schema import SCHEMA, Results
 
-SCHEMA = 1
+if TYPE_CHECKING:
+    from mixup_inference.experiments.experiment import Cell, Experiment, Table
 
 
-def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
-    """Measure (or read back) all cells and put everything about the run into one document."""
+def collect(
+    experiment: Experiment,
+    table: Table,
+    *,
+    figures: dict[str, Any],
+    adaptive: dict[str, Any] | None,
+    seconds: float,
+) -> Results:
+    """Put everything about a run into one document."""
     spec = experiment.spec
-    cells: dict[str, dict[str, Accuracy]] = {row.title: {} for row in spec.rows}
-    for row, column, accuracy in experiment.cells():
-        cells[row.title][column.name] = accuracy
-    experiment.mend()
-    history = {name: experiment.history(name) for name in spec.needed_models}
+    history = {name: experiment.models.history(name) for name in spec.needed_models}
     trained = {name: epochs for name, epochs in history.items() if epochs}
     document = {
         "schema": SCHEMA,
         "name": spec.name,
         "title": spec.title,
-        "columns": [column.name for column in experiment.columns],
+        "columns": [column.name for column in spec.columns],
         "rows": [
             {
                 "title": row.title,
@@ -38,20 +40,19 @@ def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
                 "model": row.model,
                 "defense": row.defense,
                 "settings": row.settings,
-                "passes_per_image": sum(a.passes for a in cells[row.title].values())
-                / len(experiment.columns),
+                "passes_per_image": sum(
+                    table[row.title, column.name].accuracy.passes for column in spec.columns
+                )
+                / len(spec.columns),
                 "cells": {
-                    column.name: cell_entry(cells[row.title][column.name])
-                    | {"right": as_bits(experiment.right(row, column))}
-                    | {"part": experiment.cell_part(row, column)}
-                    for column in experiment.columns
+                    column.name: _cell(table[row.title, column.name]) for column in spec.columns
                 },
             }
             for row in spec.rows
         ],
         "models": {
             name: {
-                "folder": experiment.model_folder(name).name,
+                "folder": experiment.models.folder_of(name).name,
                 "epochs": len(epochs),
                 "final_loss": epochs[-1].loss,
                 "final_training_accuracy": epochs[-1].accuracy,
@@ -59,11 +60,12 @@ def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
             for name, epochs in trained.items()
         },
         "engines": dict.fromkeys(spec.needed_models, spec.engine),
-        "trainings": {name: experiment.training(name) for name in spec.needed_models},
-        "figures": analyses(experiment),
-        "adaptive": adaptive(experiment),
-        "artefacts": experiment.store.artefacts(),
-        "points": {name: len(part) for name, part in experiment.points.items()},
+        "trainings": {name: experiment.models.training(name) for name in spec.needed_models},
+        "figures": figures,
+        "adaptive": adaptive,
+        "reused_models": dict(experiment.models.reused),
+        "artefacts": experiment.cache.used_files(),
+        "points": {name: len(part) for name, part in experiment.data.points.items()},
         "spec": spec.model_dump(mode="json", exclude_none=True),
         "seed": spec.seed,
         "device": experiment.device,
@@ -76,8 +78,12 @@ def collect(experiment: Experiment, *, seconds: float) -> dict[str, Any]:
             },
         },
     }
-    plain: dict[str, Any] = json.loads(json.dumps(document))  # as whoever reads the file has it
+    plain: Results = json.loads(json.dumps(document))  # as whoever reads the file has it
     return plain
+
+
+def _cell(cell: Cell) -> dict[str, Any]:
+    return cell_entry(cell.accuracy) | {"right": as_bits(cell.right), "part": cell.file}
 
 
 def versions() -> dict[str, str]:

@@ -1,21 +1,16 @@
-"""Runs as they lie on disk: what is there, what is whole, what nothing refers to any more."""
+"""Inspect run directories: list files, verify checksums, find unreferenced files; lock them."""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from datetime import datetime
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mixup_inference.errors import InputError
-from mixup_inference.experiments.cache import Artefact, artefacts_in, leftovers
+from mixup_inference.experiments.cache import CacheFile, cache_files, leftovers
 from mixup_inference.experiments.results import versions
 from mixup_inference.utils.io import (
     CHECKSUMS,
@@ -23,8 +18,10 @@ from mixup_inference.utils.io import (
     read_checked_json,
     read_checksums,
     sha256_of,
-    write_json,
 )
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 RESULTS = "results.json"
 
@@ -34,7 +31,7 @@ class Problem:
     """Something in a run's folder that is not as it should be."""
 
     path: Path
-    words: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -52,9 +49,9 @@ class Run:
             return None
 
     @cached_property
-    def artefacts(self) -> list[Artefact]:
-        """The parts that are there."""
-        return artefacts_in(self.folder)
+    def files(self) -> list[CacheFile]:
+        """The files of the cache."""
+        return cache_files(self.folder)
 
     @cached_property
     def referred(self) -> dict[str, str | None] | None:
@@ -76,9 +73,9 @@ class Run:
         """A path as results.json and SHA256SUMS have it."""
         return path.relative_to(self.folder).as_posix()
 
-    def is_used(self, artefact: Artefact) -> bool | None:
+    def is_used(self, file: CacheFile) -> bool | None:
         """Whether results.json was made from a part; None if that is not known."""
-        return None if self.referred is None else self.name_of(artefact.path) in self.referred
+        return None if self.referred is None else self.name_of(file.path) in self.referred
 
     def made_by_others(self) -> str | None:
         """In words, which versions made results.json, if they are not the ones here."""
@@ -98,14 +95,14 @@ class Run:
         for name in self.missing:
             path = self.folder / name
             yield Problem(path, f"{path} is missing, though {RESULTS} was made from it.")
-        for artefact in self.artefacts:
-            expected = (self.referred or {}).get(self.name_of(artefact.path))
-            problem = artefact.problem
+        for file in self.files:
+            expected = (self.referred or {}).get(self.name_of(file.path))
+            problem = file.problem
             if problem is not None:
-                yield Problem(artefact.path, problem)
-            elif expected is not None and artefact.checksum() != expected:
-                words = f"{artefact.path} is not the one that {RESULTS} was made from."
-                yield Problem(artefact.path, words)
+                yield Problem(file.path, problem)
+            elif expected is not None and file.checksum() != expected:
+                message = f"{file.path} is not the one that {RESULTS} was made from."
+                yield Problem(file.path, message)
         if not checksums_intact(self.folder):
             path = self.folder / CHECKSUMS
             yield Problem(path, f"{path} is not as it was written; what it lists is not checked.")
@@ -117,20 +114,20 @@ class Run:
             elif sha256_of(path) != digest:
                 yield Problem(path, f"{path} is not the file that was written: see {CHECKSUMS}.")
 
-    def rubbish(self) -> Iterator[Problem]:
+    def unneeded(self) -> Iterator[Problem]:
         """Files of ours that are damaged, or that nothing needs; reads everything.
 
         Nothing that a link leads to, and nothing that was not written by us.
         """
         for path in leftovers(self.folder):
             yield Problem(path, "left by a process that was killed")
-        for artefact in self.artefacts:
-            if artefact.path.resolve() != self.folder.resolve() / self.name_of(artefact.path):
+        for file in self.files:
+            if file.path.resolve() != self.folder.resolve() / self.name_of(file.path):
                 continue  # a link
-            if artefact.problem is not None:
-                yield Problem(artefact.path, "damaged")
-            elif self.is_used(artefact) is False:
-                yield Problem(artefact.path, f"{RESULTS} was not made from it")
+            if file.problem is not None:
+                yield Problem(file.path, "damaged")
+            elif self.is_used(file) is False:
+                yield Problem(file.path, f"{RESULTS} was not made from it")
 
 
 def find_runs(output: Path) -> list[Run]:
@@ -153,105 +150,47 @@ def find_run(name: str, output: Path) -> Run:
 
 
 def _is_run(folder: Path) -> bool:
-    return folder.is_dir() and ((folder / RESULTS).is_file() or bool(artefacts_in(folder)))
+    return folder.is_dir() and ((folder / RESULTS).is_file() or bool(cache_files(folder)))
 
 
-LOCK, HOLDER = ".lock", ".holder.json"
-
-#: Seconds within which a holder has said who it is.
-PATIENCE = 1.0
-
-
-@dataclass(frozen=True)
-class Holder:
-    """A process that works in a folder."""
-
-    pid: int
-    born: str | None  # by the kernel's count, so that another process with its number is known
-    host: str
-    since: str
-    command: str
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}, since {self.since} ({self.command})"
-
-    @property
-    def gone(self) -> bool:
-        """Whether it has surely ended; of another machine's processes nothing is known."""
-        if self.host != platform.node() or os.name != "posix":
-            return False
-        try:
-            os.kill(self.pid, 0)  # sends nothing
-        except ProcessLookupError:
-            return True
-        except PermissionError:  # another user's
-            pass
-        return _born(self.pid) not in (None, self.born)
+LOCK = ".lock"
 
 
 @contextmanager
-def working_in(folder: Path, command: str) -> Iterator[Holder | None]:
-    """Hold a folder; yields who was killed in it before, if somebody was.
+def lock_run(folder: Path) -> Iterator[None]:
+    """Hold a run's folder; InputError if another process holds it.
 
-    InputError, if somebody else holds it.
+    The lock ends with its process, however that ends. Where the file system has no locks, the
+    presence of the file .lock.soft is one.
     """
-    from filelock import FileLock, Timeout  # noqa: PLC0415 (only commands need it)
+    from filelock import FileLock, SoftFileLock, Timeout  # noqa: PLC0415 (only commands need it)
 
-    lock = FileLock(folder / LOCK)
+    lock: BaseFileLock = FileLock(folder / LOCK)
     try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        raise _busy(folder, _wait_for_holder(folder)) from None
-    except (OSError, NotImplementedError):  # a file system without locks
-        other = holder_of(folder)
-        if other is not None and not other.gone:
-            raise _busy(folder, other) from None
-    try:
-        before = holder_of(folder)
-        now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
-        me = Holder(os.getpid(), _born(os.getpid()), platform.node(), now, command)
-        write_json(folder / HOLDER, asdict(me))
         try:
-            yield before
-        finally:
-            (folder / HOLDER).unlink(missing_ok=True)
+            lock.acquire(blocking=False)
+        except (OSError, NotImplementedError) as error:
+            if isinstance(error, Timeout):
+                raise
+            lock = SoftFileLock(folder / f"{LOCK}.soft")
+            lock.acquire(blocking=False)
+    except Timeout:
+        hint = f" If none is, delete {lock.lock_file}." if isinstance(lock, SoftFileLock) else ""
+        raise InputError(
+            f"another process is working in {folder}. Wait for it, or give another --output.{hint}"
+        ) from None
+    try:
+        yield
     finally:
         lock.release()
 
 
-def holder_of(folder: Path) -> Holder | None:
-    """Who said last that it works in a folder, and has not said that it finished."""
+def is_locked(folder: Path) -> bool:
+    """Whether a process is working in a run's folder."""
+    if not any((folder / name).exists() for name in (LOCK, f"{LOCK}.soft")):
+        return False
     try:
-        return Holder(**json.loads((folder / HOLDER).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _wait_for_holder(folder: Path) -> Holder | None:
-    """Who holds the lock now; it may have taken it only just, after somebody who was killed."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        holder = holder_of(folder)
-        if holder is not None and not holder.gone:
-            return holder
-        time.sleep(0.02)
-    return None
-
-
-def _busy(folder: Path, holder: Holder | None) -> InputError:
-    who = holder or "another process"
-    hint = ""
-    if holder is not None and holder.host != platform.node():
-        hint = f" If it is dead, which cannot be known from here, delete {folder / HOLDER}."
-    return InputError(
-        f"{folder} is being worked on by {who}. Wait for it, or give another --output.{hint}"
-    )
-
-
-def _born(pid: int) -> str | None:
-    """When a process started, in the kernel's ticks since boot; None where that is not told."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return fields.rsplit(")", 1)[1].split()[19]
-    except (OSError, IndexError):
-        return None
+        with lock_run(folder):
+            return False
+    except InputError:
+        return True

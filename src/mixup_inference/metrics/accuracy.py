@@ -1,4 +1,4 @@
-"""Accuracy as a count with an interval, and what it cost in forward passes."""
+"""Accuracy with its interval and cost, and 95% intervals of means and differences."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import Tensor
 
 from mixup_inference.errors import InputError
 
-#: A value and the two ends of its interval.
-Estimate = tuple[float, float, float]
+#: A value and the two ends of its 95% interval.
+IntervalEstimate = tuple[float, float, float]
 
 Z95 = 1.959963984540054  # the normal quantile of a 95% interval
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How many of how many points were classified correctly, and forward passes per image.
+    """The number of points classified correctly, and forward passes per image.
 
-    ``prepared``: images that passed before, once for all points (the pool, for a control variate).
+    ``prepared``: one-off forward passes for all points (the pool, for a control variate).
     """
 
     correct: int
@@ -33,7 +33,7 @@ class Accuracy:
 
     @property
     def value(self) -> float:
-        """The share of correct points."""
+        """The proportion of correct points."""
         return self.correct / self.total
 
     @property
@@ -47,7 +47,7 @@ class Accuracy:
 
 
 def cell_entry(accuracy: Accuracy) -> dict[str, float]:
-    """An accuracy as results.json has it."""
+    """An accuracy as an entry of results.json."""
     low, high = accuracy.interval
     entry = {
         "correct": accuracy.correct,
@@ -61,11 +61,11 @@ def cell_entry(accuracy: Accuracy) -> dict[str, float]:
     return entry if math.isnan(accuracy.passes) else entry | {"passes_per_image": accuracy.passes}
 
 
-def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> Estimate:
-    """The difference a - b of two accuracies, as results.json has them, and its 95% interval.
+def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> IntervalEstimate:
+    """The difference a - b of two accuracies (entries of results.json) and its 95% interval.
 
-    Paired, if both say which points they have right ("right", see ``as_bits``): those that are easy
-    for one are mostly easy for the other, so less of the difference is luck of the points.
+    Paired if both entries list their correct points ("right", see ``as_bits``): points that are
+    easy for one are mostly easy for the other, so the paired interval is narrower.
     """
     one, two = ((cell["accuracy"], cell["low"], cell["high"]) for cell in (a, b))
     if "right" not in a or "right" not in b or a["total"] != b["total"]:
@@ -74,11 +74,11 @@ def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> Estimate:
     return newcombe(one, two, correlation(*right))
 
 
-def newcombe(a: Estimate, b: Estimate, r: float = 0.0) -> Estimate:
-    """The difference of two values (value, low, high) and its 95% interval, from their own.
+def newcombe(a: IntervalEstimate, b: IntervalEstimate, r: float = 0.0) -> IntervalEstimate:
+    """The difference of two estimates (value, low, high) and its 95% interval.
 
-    The hybrid score interval, method 10 in both of Newcombe's papers of 1998, on independent
-    proportions and on paired ones, which have the correlation ``r``. His example of the first:
+    The hybrid score interval, method 10 in both of Newcombe's papers of 1998: for independent
+    proportions, and for paired ones with the correlation ``r``. His example of the first:
 
     >>> a, b = ((n / total, *wilson(n, total)) for n, total in ((56, 70), (48, 80)))
     >>> [round(value, 4) for value in newcombe(a, b)]
@@ -93,10 +93,7 @@ def newcombe(a: Estimate, b: Estimate, r: float = 0.0) -> Estimate:
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
-    """The correlation over points of two values that each point has; 0 where it is not defined.
-
-    With Newcombe's correction for proportions.
-    """
+    """The correlation of two values per point, with Newcombe's correction; 0 if undefined."""
     a, b = a.double(), b.double()
     covariance = float((a * b).mean() - a.mean() * b.mean())
     if covariance > 0:
@@ -106,7 +103,7 @@ def correlation(a: Tensor, b: Tensor) -> float:
 
 
 def as_bits(right: Tensor) -> str:
-    """Which points are right, in hexadecimal digits: a bit each, the first one leading.
+    """Pack a bool per point into hexadecimal digits, the first point in the leading bit.
 
     >>> as_bits(torch.tensor([True, False, True, True, False]))
     'b0'
@@ -115,7 +112,7 @@ def as_bits(right: Tensor) -> str:
 
 
 def from_bits(text: str, count: int) -> Tensor:
-    """The reverse of ``as_bits``, for so many points.
+    """Unpack what ``as_bits`` has packed for ``count`` points.
 
     >>> from_bits("b0", 5)
     tensor([ True, False,  True,  True, False])
@@ -128,6 +125,18 @@ def from_bits(text: str, count: int) -> Tensor:
         raise InputError(f"{text!r:.40} does not say which of {count} points are right.")
     bits = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=count)
     return torch.from_numpy(bits.astype(bool))
+
+
+def mean_interval(mean: float, se: float, count: int) -> IntervalEstimate:
+    """A mean of ``count`` values with this standard error, and its 95% interval (Student's t).
+
+    >>> [round(value, 3) for value in mean_interval(1.0, 0.1, count=5)]
+    [1.0, 0.722, 1.278]
+    """
+    from scipy.special import stdtrit  # noqa: PLC0415 (slow to import)
+
+    arm = float(stdtrit(max(count - 1, 1), 0.975)) * se
+    return mean, mean - arm, mean + arm
 
 
 def wilson(correct: float, total: float, z: float = Z95) -> tuple[float, float]:

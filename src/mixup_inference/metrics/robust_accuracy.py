@@ -1,7 +1,7 @@
-"""Robust accuracy of a randomised defence: over points and draws, with intervals that cover both.
+"""Robust accuracy of a randomised defence, with intervals that cover both points and draws.
 
-Everything here starts from what ``judge`` returns: whether each point fools each of several fresh
-answers of the defence, a bool tensor of shape (points, repeats).
+The input is what ``judge`` returns: whether each point fools the defence in each of several fresh
+evaluations, a bool tensor of shape (points, repeats).
 """
 
 from __future__ import annotations
@@ -15,12 +15,18 @@ import torch
 from torch import Tensor
 
 from mixup_inference.errors import InputError
-from mixup_inference.metrics.accuracy import Accuracy, correlation, newcombe, wilson
+from mixup_inference.metrics.accuracy import (
+    Accuracy,
+    IntervalEstimate,
+    correlation,
+    newcombe,
+    wilson,
+)
 
 
 @dataclass(frozen=True, eq=False)
 class RobustAccuracy:
-    """The mean over points and draws of "not fooled", and the pessimist's view of it.
+    """The mean over points and draws of "not fooled", and its "any draw" variant.
 
     fooled: (points, repeats), as ``judge`` returns it.
 
@@ -49,17 +55,17 @@ class RobustAccuracy:
 
     @property
     def points(self) -> int:
-        """How many points were attacked."""
+        """The number of attacked points."""
         return self.fooled.shape[0]
 
     @property
     def repeats(self) -> int:
-        """How many answers of the defence judge each point."""
+        """The number of evaluations of each point."""
         return self.fooled.shape[1]
 
     @property
     def shares(self) -> Tensor:
-        """For each point the share of answers that are right."""
+        """Each point's proportion of correct evaluations."""
         return 1 - self.fooled.double().mean(1)
 
     @property
@@ -69,12 +75,12 @@ class RobustAccuracy:
 
     @property
     def trials(self) -> float:
-        """How many independent trials tell as much: from one a point to one an answer.
+        """The effective sample size: between one trial per point and one per evaluation.
 
-        Points are independent, draws of one point are not. The variance between the points'
-        shares holds the points' part and the draws' part, and n = p (1 - p) / Var(mean). Half a
-        point is added to the variance, one quarter always right and one quarter always fooled:
-        without it, the few answers that survive near 0% would look more certain than none.
+        Points are independent, draws of one point are not. The variance of the points' shares
+        contains both parts, and n = p (1 - p) / Var(mean). Half a pseudo-point is added to the
+        variance, one quarter always correct and one quarter always fooled: without it, an
+        accuracy near 0% would have a narrower interval than 0% itself.
         """
         extra, shares = 0.25, self.shares
         total = self.points + 2 * extra
@@ -85,16 +91,16 @@ class RobustAccuracy:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's 95% interval with as many trials as points and draws are worth."""
+        """The 95% Wilson interval at the effective sample size."""
         return wilson(self.value * self.trials, self.trials)
 
     @property
     def pessimistic(self) -> Accuracy:
-        """The share of points that no draw fools: "any draw fools it" counts as fooled."""
+        """The proportion of points that no draw fools."""
         return Accuracy(int((~self.fooled.any(1)).sum()), self.points)
 
     def entry(self) -> dict[str, Any]:
-        """As results.json has it."""
+        """The entry of results.json."""
         low, high = self.interval
         worst = self.pessimistic
         return {
@@ -115,12 +121,12 @@ class RobustAccuracy:
         return f"{self.value:.1%} [{low:.1%}, {high:.1%}]"
 
 
-def paired_difference(a: Tensor, b: Tensor) -> tuple[float, float, float]:
+def paired_difference(a: Tensor, b: Tensor) -> IntervalEstimate:
     """Accuracy(a) - accuracy(b) and its 95% interval, for two attacks on the same points.
 
-    ``a`` and ``b`` are fooled matrices; their repeats may differ. The interval is made of the two
-    accuracies' own intervals and of the correlation between the points' shares, as in Newcombe's
-    (1998) method 10 for paired proportions, which it is for one repeat. His example:
+    ``a`` and ``b`` are fooled matrices; their repeats may differ. The interval combines the two
+    accuracies' own intervals and the correlation of the points' shares. With one repeat it is
+    Newcombe's (1998) method 10 for paired proportions. His example:
 
     >>> a = torch.tensor([0] * 48 + [1] * 2).bool()[:, None]
     >>> b = torch.tensor([0] * 36 + [1] * 12 + [0] * 2).bool()[:, None]
@@ -141,11 +147,11 @@ def worst_case(
 ) -> tuple[Tensor, list[str]]:
     """The strongest attack on each point, chosen on some draws and reported on others.
 
-    Both map an attack's name to its fooled matrix; the draws must differ, or luck of the draw
-    would count as strength. A few draws say little about one point, so each attack's share there
-    is first drawn towards its mean over all points, the more so the more of its spread is luck:
-    where all of it is, the attack that is strongest overall is taken everywhere. Returns the
-    fooled matrix on the reporting draws, and for each point the attack that was chosen.
+    Both map an attack's name to its fooled matrix; the draws must differ, or a lucky draw would
+    count as strength. A few draws say little about one point, so each attack's share there is
+    first shrunk towards its mean over all points, in proportion to the part of its spread that
+    chance explains; if chance explains all of it, the attack that is strongest overall is chosen
+    everywhere. Returns the fooled matrix on the reporting draws and each point's chosen attack.
 
     >>> chosen_on = {"A": torch.tensor([[True], [False]]), "B": torch.tensor([[False], [True]])}
     >>> reported_on = {"A": torch.tensor([[True], [True]]), "B": torch.tensor([[True], [False]])}
@@ -167,23 +173,23 @@ def worst_case(
         seen = {name: reported_on[name].shape[1] for name in names}
         raise InputError(f"the attacks must be reported with equally many repeats; saw {seen}.")
     strength = torch.stack([_shrunk(chosen_on[name]) for name in names])
-    # Shares are rounded, hence the slack; of equals the first named, which argmax does not promise.
+    # The slack allows for rounding. Of equals take the first, which argmax does not promise.
     best = (strength >= strength.amax(0) - 1e-9).int().argmax(0)
     answers = torch.stack([reported_on[name] for name in names])
     return answers[best, torch.arange(len(best))], [names[row] for row in best.tolist()]
 
 
 def _shrunk(fooled: Tensor) -> Tensor:
-    """Each point's share of wrong answers, drawn towards the mean over all points.
+    """Each point's share of wrong evaluations, shrunk towards the mean over all points.
 
-    By the part of the shares' variance that is explained by luck: their binomial variance.
+    The amount of shrinkage is the part of the shares' variance that is binomial.
     """
     shares = fooled.double().mean(1)
     if fooled.shape[1] == 1 or len(fooled) == 1:
         return shares
     spread = float(shares.var())
-    luck = float((shares * (1 - shares)).mean()) / (fooled.shape[1] - 1)
-    keep = 1.0 if spread == 0 else max(0.0, 1 - luck / spread)
+    chance = float((shares * (1 - shares)).mean()) / (fooled.shape[1] - 1)
+    keep = 1.0 if spread == 0 else max(0.0, 1 - chance / spread)
     return shares.mean() + keep * (shares - shares.mean())
 
 

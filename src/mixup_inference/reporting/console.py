@@ -1,28 +1,26 @@
-"""What a run shows on the terminal: the table, row by row, while it is being computed."""
+"""Progress on the terminal: the table, row by row, while it is being computed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
 from rich.console import Console
 
-from mixup_inference.evaluation.callback import Column, Listener, Row
+from mixup_inference.evaluation.callback import Callback, Column, Row
 from mixup_inference.metrics.accuracy import Accuracy, cell_entry
 from mixup_inference.reporting.adaptive import WARNING, verdict_lines
-from mixup_inference.reporting.tables import heading, percent, with_margin
-from mixup_inference.utils.progress import Task
+from mixup_inference.reporting.formatting import capitalize, format_margin, percent
+from mixup_inference.reporting.schema import Adaptive
 from mixup_inference.utils.text import plain_lines
 
 
-class ConsoleListener(Listener):
-    """Prints what is made as it is made, and each row of the table when its cells are there."""
+class ConsoleCallback(Callback):
+    """Print each finished part, and each row of the table when its cells are complete."""
 
     def __init__(self, console: Console, titles: Sequence[str], columns: list[Column]) -> None:
         self.console = console
         self.columns = columns
-        self.task: Task | None = None
         self.computed = self.reused = 0
         self._title_width = max(map(len, titles))
         fits = console.width >= self._title_width + 12 * len(columns)
@@ -32,13 +30,13 @@ class ConsoleListener(Listener):
         self._group: str | None = None
 
     def made(self, what: str, *, reused: bool, seconds: float) -> None:
-        """A model or a set of adversarial examples is there."""
+        """Handle a finished model or set of adversarial examples."""
         self._count(reused=reused)
         if not reused:
             self.say(f"  {what}: {seconds:.1f} s", style="dim")
 
     def cell(self, row: Row, column: Column, accuracy: Accuracy, *, reused: bool) -> None:
-        """A cell is there; the row is printed when it is whole."""
+        """Handle a finished cell; print the row when it is complete."""
         self._count(reused=reused)
         if column == self.columns[0]:
             self._row = []
@@ -50,11 +48,11 @@ class ConsoleListener(Listener):
             self._print_row(row)
 
     def warn(self, message: str) -> None:
-        """Something was found broken and is made anew."""
+        """Print a warning, such as that a damaged part is recomputed."""
         self.say(f"warning: {message}", style="yellow")
 
-    def verdicts(self, adaptive: dict[str, Any] | None) -> None:
-        """What is left against attackers who know the defence; failed checks as warnings."""
+    def verdicts(self, adaptive: Adaptive | None) -> None:
+        """Print the verdicts under adaptive attacks, and failed checks as warnings."""
         for line in verdict_lines(adaptive):
             self.say(line, style="yellow" if line.startswith(WARNING) else "")
 
@@ -69,7 +67,7 @@ class ConsoleListener(Listener):
             self.say("─" * (self._title_width + self._cell_width * len(self.columns)), "dim")
         self._group = row.group
         shown = [
-            with_margin(cell_entry(a)) if self._margins else percent(a.value, a.total)
+            format_margin(cell_entry(a)) if self._margins else percent(a.value, a.total)
             for a in self._row
         ]
         cells = "".join(text.rjust(self._cell_width) for text in shown)
@@ -77,7 +75,7 @@ class ConsoleListener(Listener):
 
     def _print_heading(self) -> None:
         kinds = [(k, len(list(g))) for k, g in groupby(self.columns, key=lambda c: c.mode)]
-        top = "".join(heading(kind).rjust(self._cell_width * n) for kind, n in kinds)
+        top = "".join(capitalize(kind).rjust(self._cell_width * n) for kind, n in kinds)
         steps = "".join(
             (f"PGD-{c.steps}" if c.steps else "").rjust(self._cell_width) for c in self.columns
         )
@@ -86,7 +84,7 @@ class ConsoleListener(Listener):
             self.say(" " * self._title_width + steps, "bold")
 
     def say(self, text: str, style: str = "") -> None:
-        """Print a line as it is, whatever brackets it has."""
+        """Print a line without interpreting markup."""
         self.console.print(
             plain_lines(text),
             style=style,

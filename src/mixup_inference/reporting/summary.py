@@ -1,104 +1,104 @@
-"""What the numbers of a run say, in sentences: a summary, and the best cells of the table.
+"""The summary of a run in sentences, and the best cells of the table.
 
-Everything follows from results.json. Differences of two accuracies carry Newcombe's 95% interval
-for pairs, because both are measured on the same points. Nothing is called better unless its
-interval says so.
+Differences of two accuracies on the same points carry Newcombe's 95% interval for pairs. Nothing
+is called better unless its interval excludes zero.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from mixup_inference.metrics.accuracy import difference
-from mixup_inference.reporting.adaptive import headline
-from mixup_inference.reporting.tables import hardest, in_points, percent
-
-MI = ("mi-ol", "mi-pl", "mi-combined")
+from mixup_inference.reporting.adaptive import summarize_adaptive
+from mixup_inference.reporting.formatting import format_change, percent
+from mixup_inference.reporting.labels import defense_group
+from mixup_inference.reporting.schema import Linearity, Results, Row
+from mixup_inference.reporting.tables import strongest_attacks
 
 #: Mean deviation from linearity (total variation): below the first a model is close to linear,
 #: above the second far from it. A rule of thumb.
 NEAR, FAR = 0.1, 0.2
 
-Row = dict[str, Any]
+NO_EFFECT = "has no significant effect on robust accuracy"
 
 
-def summary(results: dict[str, Any]) -> list[str]:
-    """A few sentences: what was tested, does the defence help, at what cost, can it work."""
+def summary(results: Results) -> list[str]:
+    """What was evaluated, whether mixup inference helps, at what cost, and why."""
     pairs = [
         (row, base)
         for row in results["rows"]
-        if row["defense"] in MI and (base := _row(results, row["model"], "none"))
+        if defense_group(row["defense"]) == "mixup"
+        and (base := undefended_row(results, row["model"]))
     ]
-    told = {row["title"]: _effect(results, row, base) for row, base in pairs}
-    same = [title for title, effect in told.items() if effect == "makes no measurable difference"]
-    known = headline(results.get("adaptive"))
-    sentences = [_tested(results), *([known] if known else [])]
+    effects = {row["title"]: _effect(results, row, base) for row, base in pairs}
+    same = [title for title, effect in effects.items() if effect == NO_EFFECT]
+    adaptive = summarize_adaptive(results.get("adaptive"))
+    sentences = [_setup(results), *([adaptive] if adaptive else [])]
     sentences += [
-        _helps(results, r, b, told[r["title"]]) for r, b in pairs if r["title"] not in same
+        _describe(results, row, base, effects[row["title"]])
+        for row, base in pairs
+        if row["title"] not in same
     ]
     if same:
-        sentences.append(f"No measurable difference under attack: {', '.join(same)}.")
+        sentences.append(f"No significant effect on robust accuracy: {', '.join(same)}.")
     figures = results.get("figures") or {}
-    sentences += [linear_enough(name, entry["linearity"]) for name, entry in figures.items()]
-    return sentences
+    return sentences + [
+        describe_linearity(name, entry["linearity"]) for name, entry in figures.items()
+    ]
 
 
-def _tested(results: dict[str, Any]) -> str:
+def _setup(results: Results) -> str:
     attack, points = results["spec"].get("attack"), results["points"]["test"]
     where = f"{points} test points of {results['spec']['data']['name']}"
     if attack is None:
-        return f"Tested on {where}, without any attack."
+        return f"Evaluated on {where}, without an attack."
     modes, steps = " and ".join(attack["modes"]), ", ".join(str(s) for s in attack["steps"])
     return (
-        f"Tested on {where}: {modes} PGD with {steps} steps, made for the undefended model by an "
-        "attacker who does not know of the defence."
+        f"Evaluated on {where} under oblivious attacks: {modes} PGD with {steps} steps against the "
+        "undefended model."
     )
 
 
-def _effect(results: dict[str, Any], row: Row, base: Row) -> str:
-    """What a defended row does to its bare model under the hardest attacks, in words."""
-    gains = [difference(row["cells"][c], base["cells"][c]) for c in hardest(results["columns"])]
+def _effect(results: Results, row: Row, base: Row) -> str:
+    """The effect of a defence under the strongest oblivious attacks; empty without an attack."""
+    columns = strongest_attacks(results["columns"])
+    gains = [difference(row["cells"][c], base["cells"][c]) for c in columns]
     if not gains:
         return ""
     if all(low > 0 for _, low, _ in gains):
-        return "helps"
+        return "significantly increases robust accuracy"
     if all(high < 0 for _, _, high in gains):
-        return "does harm"
+        return "significantly decreases robust accuracy"
     if any(low > 0 or high < 0 for _, low, high in gains):
-        return "depends on the attack"
-    return "makes no measurable difference"
+        return "has an effect on robust accuracy that depends on the attack"
+    return NO_EFFECT
 
 
-def _helps(results: dict[str, Any], row: Row, base: Row, effect: str) -> str:
-    """One defended row against its bare model."""
-    clean = difference(row["cells"]["clean"], base["cells"]["clean"])
-    cost = (
-        f"on clean images {in_points(clean)}, {row['passes_per_image']:.0f} forward passes an image"
-    )
+def _describe(results: Results, row: Row, base: Row, effect: str) -> str:
+    """One defended row against its undefended model."""
+    clean = format_change(difference(row["cells"]["clean"], base["cells"]["clean"]))
+    cost = f"clean accuracy {clean}, {row['passes_per_image']:.0f} forward passes per image"
     if not effect:
         return f"{row['title']}: {cost}."
-    told = ", ".join(
+    accuracies = ", ".join(
         f"{column} {percent(row['cells'][column]['accuracy'])}% instead of "
         f"{percent(base['cells'][column]['accuracy'])}%"
-        for column in hardest(results["columns"])
+        for column in strongest_attacks(results["columns"])
     )
-    return f"{row['title']} {effect}: {told}. The cost: {cost}."
+    return f"{row['title']} {effect}: {accuracies}. Cost: {cost}."
 
 
-def linear_enough(name: str, linearity: dict[str, Any]) -> str:
-    """Whether a model is linear enough for mixup inference, in a sentence."""
+def describe_linearity(name: str, linearity: Linearity) -> str:
+    """Whether a model is linear enough for mixup inference."""
     value = linearity["overall"]["mean"]
-    words = (
-        "close to linear between clean samples, as mixup inference needs it"
-        if value < NEAR
-        else "only roughly linear between clean samples, so expect part of the theory's gain"
-        if value < FAR
-        else "far from linear between clean samples, so mixup inference has little to build on"
-    )
-    return f"{name} is {words} (mean deviation {value:.3f})."
+    if value < NEAR:
+        text = "close to linear between clean samples, as mixup inference assumes"
+    elif value < FAR:
+        text = "only roughly linear between clean samples: expect part of the theoretical gain"
+    else:
+        text = "far from linear between clean samples: expect little from mixup inference"
+    return f"{name} is {text} (mean deviation {value:.3f})."
 
 
-def best(results: dict[str, Any]) -> dict[str, set[int]]:
+def best(results: Results) -> dict[str, set[int]]:
     """For each column, the rows that are significantly better than all others of their group."""
     marked: dict[str, set[int]] = {column: set() for column in results["columns"]}
     groups: dict[str, list[int]] = {}
@@ -114,7 +114,7 @@ def best(results: dict[str, Any]) -> dict[str, set[int]]:
     return marked
 
 
-def _row(results: dict[str, Any], model: str, defense: str) -> Row | None:
-    """The first row of a model and a defence."""
-    rows = (r for r in results["rows"] if r["model"] == model and r["defense"] == defense)
-    return next(rows, None)
+def undefended_row(results: Results, model: str) -> Row | None:
+    """The first row of a model without a defence."""
+    rows = (row for row in results["rows"] if row["model"] == model)
+    return next((row for row in rows if defense_group(row["defense"]) == "none"), None)

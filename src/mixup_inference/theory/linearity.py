@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError
 from mixup_inference.models.call import device_of, dtype_of
+from mixup_inference.pool import mix
 from mixup_inference.theory.measure import probabilities
 from mixup_inference.theory.quantities import Estimate, estimate
 from mixup_inference.utils.progress import SILENT, Progress
@@ -61,7 +62,7 @@ def linearity(
             a = as_pixels(images[first[rows]].to(device), kind)
             b = as_pixels(images[second[rows]].to(device), kind)
             f_a, f_b = probabilities(model, a), probabilities(model, b)
-            mixed = (probabilities(model, lam * a + (1 - lam) * b) for lam in ratios)
+            mixed = (probabilities(model, mix(a, b, lam)) for lam in ratios)
             off = [f - lam * f_a - (1 - lam) * f_b for lam, f in zip(ratios, mixed, strict=True)]
             parts.append(torch.stack(off, dim=1).abs().sum(2) / 2)
             task.advance(len(rows))

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from mixup_inference.attacks.query import accelerate
 from mixup_inference.defenses import MixupInference
-from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.models.call import logits_of, refuse_probabilities
-from mixup_inference.pool import Pool
+from mixup_inference.pool import Pool, mix
 from mixup_inference.theory.formulas import Kind
 from mixup_inference.theory.quantities import Analysis, Counts, Passes, summarize
 from mixup_inference.utils.progress import SILENT, Progress, Task
@@ -134,17 +133,16 @@ def _mixtures(
     task: Task,
 ) -> Tensor:
     """F(x~0 + shift) averaged over the draws, shape (shifts, points, classes)."""
-    key = make_key(mi.seed, "index", 0)  # as the defence has it when called with an index
-    device = x_0.device
+    device, numbers = x_0.device, mi.numbers(x_0, index)
     size = (len(shifts), len(x_0), mi.pool.classes)
     out = torch.zeros(size, dtype=torch.float64, device=device)
     for rows in torch.arange(len(x_0), device=device).split(max(1, batch_size // mi.draws)):
-        for k in torch.arange(mi.draws, device=device).split(batch_size):
-            lam, numbers = mi.partners(y_hat[rows], Draws(key, index[rows], k))
+        for k in numbers.k.split(batch_size):
+            lam, chosen = mi.partners(y_hat[rows], numbers.at(rows, k))
             lam = lam.to(x_0.dtype)[..., None, None, None]
-            mixed = lam * x_0[rows, None] + (1 - lam) * mi.pool.pixels(numbers, x_0.dtype)  # x~0
+            mixed = mix(x_0[rows, None], mi.pool.pixels(chosen, x_0.dtype), lam)  # x~0
             for total, shift in zip(out, shifts, strict=True):
                 p = probabilities(mi.model, (mixed + shift[rows, None]).flatten(0, 1))
-                total[rows] += p.view(*numbers.shape, -1).sum(1) / mi.draws
-            task.advance(len(shifts) * numbers.numel())
+                total[rows] += p.view(*chosen.shape, -1).sum(1) / mi.draws
+            task.advance(len(shifts) * chosen.numel())
     return out

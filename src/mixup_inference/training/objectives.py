@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from mixup_inference.attacks import pgd
 from mixup_inference.draws import Beta, Draws, derive_seed, make_key
+from mixup_inference.pool import mix
 from mixup_inference.registry import Registry
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def erm(_: nn.Module, batch: Batch, __: Recipe, classes: int) -> Examples:
 @OBJECTIVES.register("mixup", uses_mixup=True)
 def mixup(_: nn.Module, batch: Batch, recipe: Recipe, classes: int) -> Examples:
     """Mixup (Zhang et al., 2018; Section 2.2), with a ratio for each sample or for the batch."""
-    return mix(erm(_, batch, recipe, classes), batch, recipe, "clean")
+    return mix_batch(erm(_, batch, recipe, classes), batch, recipe, "clean")
 
 
 @OBJECTIVES.register("at", adversarial=True, title="AT")
@@ -147,13 +148,13 @@ def iat(model: nn.Module, batch: Batch, recipe: Recipe, classes: int) -> Example
     """Interpolated AT (Lamb et al., 2019): both halves of AT, each mixed up on its own."""
     adversarial = attacked(model, batch, recipe)
     return join(
-        mix(erm(model, adversarial, recipe, classes), adversarial, recipe, "adversarial"),
+        mix_batch(erm(model, adversarial, recipe, classes), adversarial, recipe, "adversarial"),
         mixup(model, batch, recipe, classes),
         recipe.adv_ratio,
     )
 
 
-def mix(examples: Examples, batch: Batch, recipe: Recipe, half: str) -> Examples:
+def mix_batch(examples: Examples, batch: Batch, recipe: Recipe, half: str) -> Examples:
     """Mix each row with a partner from the batch: x~ = lam x + (1 - lam) x', likewise y~.
 
     Ratio and partner follow from (seed, epoch, position in the data set); a batch with one ratio
@@ -175,8 +176,8 @@ def mix(examples: Examples, batch: Batch, recipe: Recipe, half: str) -> Examples
     label_lam = lam.to(x.dtype)[:, None]
     image_lam = label_lam[:, :, None, None]
     return Examples(
-        image_lam * x + (1 - image_lam) * whole.images(partner),
-        label_lam * targets + (1 - label_lam) * theirs,
+        mix(x, whole.images(partner), image_lam),
+        mix(targets, theirs, label_lam),
         examples.weights,
     )
 

@@ -1,4 +1,4 @@
-"""The section [adaptive] of a spec: attacks that know the defence."""
+"""The section [adaptive] of a spec: adaptive attacks."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, model_validator
 
-from mixup_inference.attacks import attack_title, check_settings, get_attack
+from mixup_inference.attacks import attack_title, get_attack, suite
 from mixup_inference.errors import InputError
 from mixup_inference.experiments.spec.fields import Count, NotNegative, Table, Title
 from mixup_inference.validation import check_number
 
 
-class KnowingSpec(Table):
-    """One attack that knows the defence; further keys are its settings.
+class AdaptiveAttackSpec(Table):
+    """One adaptive attack; further keys are its settings.
 
-    ``attack`` is a name of the registry, or ``library:Name`` of another library's. ``surrogates``
-    are the models that a transfer attack is crafted on (all others by default).
+    ``attack`` is a name of the registry, ``library:Name`` of another library's, or
+    ``package.module:function`` of your own. ``surrogates`` are the models that a transfer attack is
+    crafted on (all others by default).
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -31,49 +32,45 @@ class KnowingSpec(Table):
 
     @property
     def name(self) -> str:
-        """What it is called in tables."""
+        """Its title in tables."""
         return self.title or attack_title(self.attack, self.settings)
 
-    def smoke(self) -> KnowingSpec:
-        """The same attack with as little work as it can have."""
-        least = {"steps": 1, "draws": 2, "queries": 2, "samples": 2, "restarts": 1}
-        known = get_attack(self.attack).defaults
-        small = {key: value for key, value in least.items() if key in known}
-        return KnowingSpec.model_validate(
+    def smoke(self) -> AdaptiveAttackSpec:
+        """Return the same attack with as little work as possible."""
+        least = {"steps": 1, "restarts": 1}
+        small = {key: least.get(key, 2) for key in get_attack(self.attack).counts}
+        return AdaptiveAttackSpec.model_validate(
             self.model_dump() | {"title": f"{self.name} (smoke)"} | small
         )
 
     @model_validator(mode="after")
-    def _valid(self) -> KnowingSpec:
-        if self.surrogates and self.attack != "transfer":
+    def _valid(self) -> AdaptiveAttackSpec:
+        entry = get_attack(self.attack)
+        if self.surrogates and not entry.surrogates:
             raise InputError(f"surrogates are for transfer, not for {self.attack}.")
-        check_settings(self.attack, self.settings)
+        entry.check(self.settings)
         return self
 
 
-def standard_attacks() -> tuple[KnowingSpec, ...]:
-    """What an adaptive evaluation runs if the spec does not say."""
-    return (
-        KnowingSpec(attack="oblivious"),
-        KnowingSpec(attack="transfer"),
-        KnowingSpec(attack="official-adaptive"),
-        KnowingSpec(attack="paper-adaptive"),
-        KnowingSpec(attack="eot-pgd"),
-        KnowingSpec.model_validate({"attack": "apgd", "loss": "dlr"}),
-        KnowingSpec(attack="detector-aware"),
-        KnowingSpec(attack="square"),
-        KnowingSpec(attack="frozen"),
+KnowingSpec = AdaptiveAttackSpec
+
+
+def standard_attacks() -> tuple[AdaptiveAttackSpec, ...]:
+    """Return the standard suite: the attacks of an adaptive evaluation that names none."""
+    return tuple(
+        AdaptiveAttackSpec.model_validate({"attack": entry.name, **entry.suite_settings})
+        for entry in suite("standard")
     )
 
 
 class AdaptiveSpec(Table):
-    """Attacks that know the defence, with eps and norm of [attack], untargeted.
+    """Adaptive attacks, with eps and norm of [attack], untargeted.
 
     ``rows``: titles of the rows that are attacked (all by default); the undefended row of each
-    model comes along. ``points``: so many test points. ``repeats``: how often each example is
-    judged with fresh draws. ``checks``: so many points for the checks that the attacks work.
-    ``samples``: the numbers of adaptive samples of Figure 4, with ``figure_steps`` steps and on
-    ``figure_points`` points. ``gallery``: so many examples at twice eps (Figure 5).
+    model comes along. ``points``: how many test points. ``repeats``: how often the success of each
+    example is evaluated, with fresh draws. ``checks``: how many points for the checks of the
+    attacks. ``samples``: the numbers of adaptive samples of Figure 4, with ``figure_steps`` steps
+    and on ``figure_points`` points. ``gallery``: how many examples at twice eps (Figure 5).
     ``detectors``: models whose MI-PL detector is attacked, with the ratio ``detector_lam``.
 
     EOT-PGD is always among the attacks: without it no row could be compared with another, and it
@@ -84,7 +81,7 @@ class AdaptiveSpec(Table):
     points: Count = 200
     repeats: Count = 5
     attacks: Annotated[
-        tuple[KnowingSpec, ...], Field(min_length=1, default_factory=standard_attacks)
+        tuple[AdaptiveAttackSpec, ...], Field(min_length=1, default_factory=standard_attacks)
     ]
     checks: NotNegative = 50
     samples: tuple[Count, ...] = ()
@@ -95,13 +92,13 @@ class AdaptiveSpec(Table):
     detector_lam: float = 0.5
 
     @property
-    def main(self) -> KnowingSpec:
+    def main(self) -> AdaptiveAttackSpec:
         """The attack that is checked, drawn in Figure 4 and shown in Figure 5."""
         found = [attack for attack in self.attacks if attack.attack == "eot-pgd"]
-        return found[0] if found else KnowingSpec(attack="eot-pgd")
+        return found[0] if found else AdaptiveAttackSpec(attack="eot-pgd")
 
     @property
-    def candidates(self) -> tuple[KnowingSpec, ...]:
+    def candidates(self) -> tuple[AdaptiveAttackSpec, ...]:
         """All attacks, the main one among them."""
         return self.attacks if self.main in self.attacks else (*self.attacks, self.main)
 

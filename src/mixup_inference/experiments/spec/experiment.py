@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from mixup_inference.attacks import check_peer, get_attack
 from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.evaluation.callback import Column
 from mixup_inference.experiments.spec.attacks import AdaptiveSpec, KnowingSpec
 from mixup_inference.experiments.spec.data import (
     DataSpec,
@@ -76,7 +77,7 @@ class Spec(Table):
         if self.attack is None:
             raise InputError("'adaptive' needs an attack, for its eps and norm.")
         for attack in adaptive.attacks:
-            if get_attack(attack.attack).group == "peer":
+            if get_attack(attack.attack).is_external:
                 check_peer(attack.attack, norm=self.attack.norm)
         titles = [row.title for row in self.rows]
         for title in adaptive.rows:
@@ -88,6 +89,12 @@ class Spec(Table):
                 raise unknown_name("model in adaptive:", name, self.models)
         if adaptive.detectors and self.data.calibration < 20:
             raise InputError("detectors need at least 20 calibration points in [data].")
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns of the table, in order."""
+        modes, steps = ((), ()) if self.attack is None else (self.attack.modes, self.attack.steps)
+        return [Column("clean"), *(Column(mode, count) for mode in modes for count in steps)]
 
     @property
     def used_models(self) -> list[str]:
@@ -113,17 +120,18 @@ class Spec(Table):
 
     def surrogates(self, attack: KnowingSpec, model: str | None = None) -> list[str]:
         """The models that a transfer attack on a model is crafted on: all others by default."""
-        if attack.attack != "transfer":
+        if not get_attack(attack.attack).surrogates:
             return []
         return [name for name in attack.surrogates or self.models if name != model]
 
     def attack_applies(self, attack: KnowingSpec, row: RowSpec) -> bool:
         """Whether an attack that knows the defence makes sense for a row."""
-        if attack.attack == "transfer" and not self.surrogates(attack, row.model):
+        entry = get_attack(attack.attack)
+        if entry.surrogates and not self.surrogates(attack, row.model):
             return False
-        if attack.attack == "official-adaptive" and self.attack and self.attack.norm != "linf":
+        if self.attack and self.attack.norm not in entry.norms:
             return False
-        return get_attack(attack.attack).applies_to(row.defense)
+        return entry.applies_to(row.defense)
 
     def network_of(self, model: str) -> NetworkSpec | None:
         """A model's own network, or else the common one; None when its weights bring it."""

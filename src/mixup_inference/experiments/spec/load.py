@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, ValuesView
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from mixup_inference.attacks import ATTACKS, is_library
 from mixup_inference.datasets import DATASETS, FOLDER
+from mixup_inference.defenses import DEFENSES
+from mixup_inference.detection import SCORES
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.experiments.spec.experiment import Spec
-from mixup_inference.registry import is_code
+from mixup_inference.models import NETWORKS
+from mixup_inference.registry import Registry, is_code
 from mixup_inference.training import OBJECTIVES
 from mixup_inference.utils.io import is_file, parse_toml, read_text
 
@@ -29,8 +33,9 @@ def shipped_specs() -> dict[str, Path]:
 def load_spec(name_or_path: str, *, allow_code: bool = False) -> Spec:
     """A shipped spec by name, or any spec by the path of its TOML file.
 
-    A spec that names Python code to run (``package.module:attribute`` as a network, an objective or
-    a data set) is refused unless ``allow_code`` says that it has been read and is trusted.
+    A spec that names Python code to run (``package.module:attribute`` as a defence, an attack, a
+    detection score, an objective, a network or a data set) is refused unless ``allow_code`` says
+    that it has been read and is trusted.
     """
     shipped = shipped_specs()
     if name_or_path in shipped:
@@ -52,8 +57,9 @@ def check_spec(
     document: Mapping[str, Any], *, source: str = "spec", allow_code: bool = False
 ) -> Spec:
     """Check a spec that is already parsed."""
+    _load_code(document, source, allow_code=allow_code)
     try:
-        spec = Spec.model_validate(document)
+        return Spec.model_validate(document)
     except ValidationError as error:
         problems = error.errors()
         # An item that is refused is also missing from its list, which is not worth a line.
@@ -62,27 +68,52 @@ def check_spec(
         raise InputError("\n".join(f"{source}: {line}" for line in lines)) from None
     except RecursionError:
         raise InputError(f"{source} is nested too deeply.") from None
-    _check_code(spec, source, allow_code=allow_code)
-    return spec
 
 
-def _check_code(spec: Spec, source: str, *, allow_code: bool) -> None:
-    """Refuse a spec that names Python code, which running it would run, or load that code."""
-    networks = (spec.network, *(model.network for model in spec.models.values()))
-    names = [("network", n.name) for n in networks if n is not None and n.is_foreign]
-    settings = (spec.training, *(model.training for model in spec.models.values()))
-    registries: dict[str, Any] = {"objective": OBJECTIVES, "data set": DATASETS}
-    names += [("objective", s["objective"]) for s in settings if is_code(s.get("objective", ""))]
-    if is_code(spec.data.name) and not spec.data.name.startswith(FOLDER):
-        names.append(("data set", spec.data.name))
-    for kind, name in names:
+def _load_code(document: Mapping[str, Any], source: str, *, allow_code: bool) -> None:
+    """Load the code that a document names as ``package.module:attribute``, or refuse to."""
+    for registry, name in _named(document):
+        is_ours = registry is DATASETS and name.startswith(FOLDER)
+        if is_ours or not is_code(name) or (registry is ATTACKS and is_library(name)):
+            continue
         if not allow_code:
             raise InputError(
-                f"{source}: the {kind} {name!r} is Python code, and this spec would run it. If you "
-                "know and trust that code, allow it with --allow-code (allow_code=True in Python)."
+                f"{source}: the {registry.kind} {name!r} is Python code, and this spec would run "
+                "it. If you know and trust that code, allow it with --allow-code "
+                "(allow_code=True in Python)."
             )
-        if kind in registries:  # networks are imported when they are built
-            registries[kind].load(name)
+        if registry is not NETWORKS:  # which are imported when they are built
+            registry.load(name)
+
+
+def _named(document: Mapping[str, Any]) -> Iterator[tuple[Registry[Any], str]]:
+    """All names of things in a document that has not been checked yet, with their registries."""
+    models = [*_at(document, "models", "*"), document]
+    places: list[tuple[Registry[Any], list[Any]]] = [
+        (DATASETS, _at(document, "data", "name")),
+        (NETWORKS, [n for m in models for n in _at(m, "network", "name")]),
+        (OBJECTIVES, [o for m in models for o in _at(m, "objective")]),
+        (OBJECTIVES, _at(document, "training", "objective")),
+        (DEFENSES, _at(document, "rows", "*", "defense")),
+        (DEFENSES, _at(document, "figures", "defenses", "*")),
+        (SCORES, _at(document, "figures", "scores", "*")),
+        (ATTACKS, _at(document, "adaptive", "attacks", "*", "attack")),
+    ]
+    for registry, names in places:
+        yield from ((registry, name) for name in names if isinstance(name, str))
+
+
+def _at(value: Any, *path: str) -> list[Any]:
+    """What stands at a path of keys in nested tables and lists; "*" is every item."""
+    if not path:
+        return [value]
+    key, *rest = path
+    if key == "*":
+        inside = value.values() if isinstance(value, Mapping) else value
+        items = list(inside) if isinstance(inside, list | tuple | ValuesView) else []
+    else:
+        items = [value[key]] if isinstance(value, Mapping) and key in value else []
+    return [found for item in items for found in _at(item, *rest)]
 
 
 def _in_words(problem: Any) -> str:

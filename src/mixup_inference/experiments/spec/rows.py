@@ -10,7 +10,8 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from torch import nn
 
 from mixup_inference.attacks import Precision
-from mixup_inference.defenses import get_preset, make_defense, settings_of
+from mixup_inference.defenses import DEFENSES, get_preset, make_defense, settings_of
+from mixup_inference.detection import SCORES
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.evaluation.grid_search import grid_of
 from mixup_inference.experiments.spec.fields import Count, NotNegative, Positive, Table, Title
@@ -95,8 +96,9 @@ class RowSpec(Table):
 
     @model_validator(mode="after")
     def _valid(self) -> RowSpec:
-        pool = Pool(torch.zeros(2, 1, 64, 64), torch.tensor([0, 1]))
-        make_defense(self.defense, nn.Identity(), pool, **self.settings)
+        if DEFENSES[self.defense].group != "user":  # those may look at the model
+            pool = Pool(torch.zeros(2, 1, 64, 64), torch.tensor([0, 1]))
+            make_defense(self.defense, nn.Identity(), pool, **self.settings)
         return self
 
 
@@ -106,7 +108,8 @@ class FiguresSpec(Table):
     ``models``: of these (all in the table by default). ``lams``: over these mixing ratios.
     ``points``: the theory is measured on so many test points. ``pairs``: linearity on so many
     pairs of them. ``defenses``: those whose settings are traded off on the tuning points.
-    ``gallery``: so many examples are shown.
+    ``gallery``: so many examples are shown. ``scores``: detection scores of your own, measured
+    beside those of the registry.
     """
 
     models: tuple[str, ...] = ()
@@ -115,6 +118,7 @@ class FiguresSpec(Table):
     pairs: Annotated[int, Field(ge=2)] = 500
     defenses: tuple[str, ...] = ("mi-ol", "gaussian", "rotation", "resize-pad", "crop-resize")
     gallery: NotNegative = 6
+    scores: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _valid(self) -> FiguresSpec:
@@ -122,6 +126,8 @@ class FiguresSpec(Table):
             check_number(lam, what="a ratio of lams", least=0, most=1)
         for defense in self.defenses:
             grid_of(defense)
+        for score in self.scores:
+            SCORES[score]
         return self
 
 

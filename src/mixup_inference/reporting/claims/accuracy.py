@@ -1,92 +1,121 @@
-"""The claims that the table decides: MI-OL against its model, against other defences, combined."""
+"""Claims about accuracy: MI-OL, its baselines, MI-Combined, and how the model was trained."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mixup_inference.metrics.accuracy import correlation, difference, from_bits, newcombe
 from mixup_inference.reporting.claims.base import (
     MARGIN,
-    TRAINED,
     Claim,
     Verdict,
     differing_in,
     objective_of,
     verdict_of,
 )
-from mixup_inference.reporting.tables import hardest, in_points
+from mixup_inference.reporting.formatting import format_change
+from mixup_inference.reporting.labels import (
+    defense_group,
+    objective_title,
+    uses_mixup,
+    without_mixup,
+)
+from mixup_inference.reporting.schema import Cell, Results, Row
+from mixup_inference.reporting.summary import undefended_row
+from mixup_inference.reporting.tables import strongest_attacks
 
-Row = dict[str, Any]
+#: The defence that the paper's claims are about, and its lambda where a row does not set one.
+CLAIMED, DEFAULT_LAM = "mi-ol", 0.5
 
-BASELINES = ("gaussian", "rotation", "resize-pad", "crop-resize")
+#: A defended row and the undefended row of the same model.
+Pair = tuple[Row, Row]
 
 
-def claims_of_table(results: dict[str, Any]) -> Iterable[Claim | None]:
-    """MI-OL on each model that was trained with mixup, and MI-Combined beside it."""
-    for objective, title in TRAINED.items():
-        defended = _rows(results, objective, "mi-ol")
+def table_claims(results: Results) -> Iterator[Claim]:
+    """MI-OL against its undefended model and against the baselines, and MI-Combined."""
+    if not strongest_attacks(results["columns"]):
+        return
+    objectives = _models_by_objective(results)
+    for objective in filter(uses_mixup, objectives):
+        on = f"On models trained with {objective_title(objective)}, MI-OL"
+        defended = _rows(results, objective, CLAIMED)
         for row in defended:
             which = f" [{row['title']}]" if len(defended) > 1 else ""
             same = [other for other in results["rows"] if other["model"] == row["model"]]
-            yield _better(
-                results,
-                f"MI-OL makes {title} more robust to oblivious attacks{which}.",
-                row,
-                [other for other in same if other["defense"] == "none"],
-            )
-            yield _better(
-                results,
-                f"On {title}, MI-OL is better than the other defences at inference time{which}.",
-                row,
-                [r for r in same if r["defense"] in BASELINES and r["group"] == row["group"]],
-            )
-    yield _combined(results)
+            bare = [other for other in same if defense_group(other["defense"]) == "none"]
+            rivals = [
+                other
+                for other in same
+                if defense_group(other["defense"]) == "baseline" and other["group"] == row["group"]
+            ]
+            if bare:
+                statement = f"{on} improves robustness to oblivious attacks{which}."
+                yield _better(results, "oblivious-robustness", statement, row, bare)
+            if rivals:
+                statement = f"{on} outperforms the other inference-time defences{which}."
+                yield _better(results, "beats-baselines", statement, row, rivals)
+    yield from _combined(results, [o for o in objectives if uses_mixup(o)])
 
 
-def _better(results: dict[str, Any], claim: str, row: Row, others: list[Row]) -> Claim | None:
-    """Whether MI-OL beats all of its rivals under the hardest attacks."""
-    columns = hardest(results["columns"])
-    if not others or not columns:
-        return None
+def _better(results: Results, id_: str, statement: str, row: Row, others: list[Row]) -> Claim:
+    """Whether a row beats all of its rivals under the strongest attacks."""
     gains = {
         column: [(difference(row["cells"][column], r["cells"][column]), r["title"]) for r in others]
-        for column in columns
+        for column in strongest_attacks(results["columns"])
     }
-    verdict = verdict_of((gain for some in gains.values() for gain, _ in some), worth=MARGIN)
+    estimates = tuple(gain for some in gains.values() for gain, _ in some)
+    verdict = verdict_of(estimates, min_effect=MARGIN)
     end = 2 if verdict == "does not hold" else 1  # of the interval that decides
-    told = []
+    found = []
     for column, some in gains.items():
         gain, rival = min(some, key=lambda pair: pair[0][end])
-        told.append(f"{column}: {in_points(gain)} against {rival}")
+        found.append(f"{column}: {format_change(gain)} compared with {rival}")
     rivals = ", ".join(other["title"] for other in others)
-    compared = f" (the hardest of {rivals})" if len(others) > 1 else ""
-    evidence = f"{row['title']}, {'; '.join(told)}{compared}."
-    return Claim(claim, "Section 4.3, Tables 2 and 3", verdict, evidence)
+    compared = f" (the strongest of {rivals})" if len(others) > 1 else ""
+    evidence = f"{row['title']}, {'; '.join(found)}{compared}."
+    source = "Section 4.3, Tables 2 and 3"
+    return Claim(id_, statement, source, verdict, evidence, estimates, (row["title"],))
 
 
-def _combined(results: dict[str, Any]) -> Claim | None:
-    found = [_rows(results, "mixup", kind) for kind in ("mi-combined", "mi-ol")]
-    if not all(found) or not hardest(results["columns"]):
-        return None
-    combined, other = (rows[0] for rows in found)
-    columns = ["clean", *hardest(results["columns"])]
-    gains = [difference(combined["cells"][c], other["cells"][c]) for c in columns]
-    told = [f"{c}: {in_points(g)}" for c, g in zip(columns, gains, strict=True)]
-    verdict: Verdict = "undecided"
-    if all(low > -MARGIN for _, low, _ in gains):
-        verdict = "holds"
-    elif any(high < -MARGIN for _, _, high in gains):
-        verdict = "does not hold"
-    return Claim(
-        f"MI-Combined is as good as MI-OL, clean and attacked (to within {100 * MARGIN:g} points).",
-        "Tables 2 and 3",
-        verdict,
-        f"{combined['title']} against {other['title']}, {'; '.join(told)}.",
-    )
+def _combined(results: Results, objectives: list[str]) -> Iterator[Claim]:
+    """MI-Combined against MI-OL, on the first objective that has both."""
+    for objective in objectives:
+        found = [_rows(results, objective, kind) for kind in ("mi-combined", CLAIMED)]
+        if not all(found):
+            continue
+        combined, other = (rows[0] for rows in found)
+        columns = ["clean", *strongest_attacks(results["columns"])]
+        gains = tuple(difference(combined["cells"][c], other["cells"][c]) for c in columns)
+        shown = [f"{c}: {format_change(g)}" for c, g in zip(columns, gains, strict=True)]
+        verdict: Verdict = "undecided"
+        if all(low > -MARGIN for _, low, _ in gains):
+            verdict = "holds"
+        elif any(high < -MARGIN for _, _, high in gains):
+            verdict = "does not hold"
+        yield Claim(
+            "combined-as-good",
+            f"MI-Combined is as accurate as MI-OL, clean and under attack, to within "
+            f"{100 * MARGIN:g} points.",
+            "Tables 2 and 3",
+            verdict,
+            f"{combined['title']} compared with {other['title']}, {'; '.join(shown)}.",
+            gains,
+            (combined["title"], other["title"]),
+        )
+        return
 
 
-def _rows(results: dict[str, Any], objective: str, defense: str) -> list[Row]:
+def _models_by_objective(results: Results) -> dict[str, str]:
+    """The first model of each objective, in the order of the rows."""
+    models: dict[str, str] = {}
+    for row in results["rows"]:
+        if (objective := objective_of(results, row["model"])) is not None:
+            models.setdefault(objective, row["model"])
+    return models
+
+
+def _rows(results: Results, objective: str, defense: str) -> list[Row]:
     """The rows of a defence on models that were trained with an objective."""
     return [
         row
@@ -95,108 +124,114 @@ def _rows(results: dict[str, Any], objective: str, defense: str) -> list[Row]:
     ]
 
 
-#: What a row of MI-OL has that does not say.
-USUAL_LAM = 0.5
-
-
-def claims_of_trainings(results: dict[str, Any]) -> Iterable[Claim | None]:
-    """With mixup and without, after a longer training, and after a matched one."""
-    models = {objective_of(results, row["model"]): row["model"] for row in results["rows"][::-1]}
-    for plain, mixed in (("erm", "mixup"), ("at", "iat")):
-        if plain in models and mixed in models:
-            yield from _ablation(results, models[mixed], models[plain])
+def training_claims(results: Results) -> Iterator[Claim]:
+    """Training with mixup against without, longer training, and training at MI-OL's lambda."""
+    if not strongest_attacks(results["columns"]):
+        return
+    models = _models_by_objective(results)
+    for mixed in filter(uses_mixup, models):
+        for plain in without_mixup(mixed):
+            if plain in models:
+                yield from _ablation(results, models[mixed], models[plain])
     for lengths in differing_in(results, "epochs"):
         long, short = (pick(lengths, key=lengths.__getitem__) for pick in (max, min))
-        if objective_of(results, long) in TRAINED and (rows := _alike(results, long, short)):
+        objective = objective_of(results, long)
+        if uses_mixup(objective) and (pairs := _alike(results, long, short)):
             yield _gains_more(
                 results,
-                f"Longer training makes MI-OL gain more ({objective_of(results, long)}).",
+                "longer-training",
+                f"Longer training increases the gain of MI-OL ({objective_title(str(objective))}).",
                 "Appendix B.1",
-                {f"{lengths[m]} epochs": row for m, row in zip((long, short), rows, strict=True)},
+                {
+                    f"{lengths[m]} epochs": pair
+                    for m, pair in zip((long, short), pairs, strict=True)
+                },
             )
     for ratios in differing_in(results, "lam"):
         usual = next((model for model, lam in ratios.items() if lam is None), None)
         for model, lam in ratios.items():
-            if lam is None or usual is None or objective_of(results, model) not in TRAINED:
+            if lam is None or usual is None or not uses_mixup(objective_of(results, model)):
                 continue
-            if rows := _alike(results, model, usual, lam=lam):
+            if pairs := _alike(results, model, usual, lam=lam):
                 yield _gains_more(
                     results,
-                    f"MI-OL gains more if training mixes with the same lambda, {lam:g}.",
+                    "matched-lambda",
+                    f"Training with the lambda of MI-OL, {lam:g}, increases its gain.",
                     "Appendix B.1",
-                    {"the same lambda": rows[0], "lambda at random": rows[1]},
+                    {"the same lambda": pairs[0], "random lambda": pairs[1]},
                 )
 
 
-def _ablation(results: dict[str, Any], mixed: str, plain: str) -> Iterable[Claim | None]:
+def _ablation(results: Results, mixed: str, plain: str) -> Iterable[Claim]:
     """Whether MI-OL gains more on the model that was trained with mixup.
 
-    With the settings that come first and, if these differ, with the same ones too: the paper's
-    ablations have other lambdas than what they are compared with, which alone makes gains differ.
+    With the settings that come first and, if these differ, with equal ones too: the paper's
+    ablations use another lambda, which by itself changes the gain.
     """
-    names = [str(objective_of(results, model)) for model in (mixed, plain)]
+    names = [objective_title(str(objective_of(results, model))) for model in (mixed, plain)]
     found = [_pairs(results, model) for model in (mixed, plain)]
     if not all(found):
         return
-    claim = f"The gain comes from mixup training: MI-OL gains more on {names[0]} than on {names[1]}"
+    id_, source = "mixup-training", "Table 2, ablation"
+    statement = f"The gain comes from mixup training: MI-OL gains more on {names[0]} than on "
+    statement += names[1]
     firsts = [pairs[0] for pairs in found]
     ratios = [_lam(row) for row, _ in firsts]
     differ = ratios[0] != ratios[1]
-    told = f" [lambda {ratios[0]} and {ratios[1]}]" if differ else ""
-    rows = dict(zip(names, firsts, strict=True))
-    yield _gains_more(results, f"{claim}{told}.", "Table 2, ablation", rows)
+    which = f" [lambda {ratios[0]} and {ratios[1]}]" if differ else ""
+    pairs = dict(zip(names, firsts, strict=True))
+    yield _gains_more(results, id_, f"{statement}{which}.", source, pairs)
     if differ and (alike := _alike(results, mixed, plain)):
-        rows = dict(zip(names, alike, strict=True))
-        told = f" [lambda {_lam(alike[0][0])}]"
-        yield _gains_more(results, f"{claim}{told}.", "Table 2, ablation", rows)
+        pairs = dict(zip(names, alike, strict=True))
+        which = f" [lambda {_lam(alike[0][0])}]"
+        yield _gains_more(results, id_, f"{statement}{which}.", source, pairs)
 
 
 def _lam(row: Row) -> Any:
     """The mixing ratio of a row of MI-OL."""
-    return (row.get("settings") or {}).get("lam", USUAL_LAM)
+    return row.get("settings", {}).get("lam", DEFAULT_LAM)
 
 
-def _pairs(results: dict[str, Any], model: str | None) -> list[tuple[Row, Row]]:
-    """A model's MI-OL rows, each beside the one without defence."""
-    same = [row for row in results["rows"] if row["model"] == model]
-    bare = [row for row in same if row["defense"] == "none"]
-    return [(row, bare[0]) for row in same if row["defense"] == "mi-ol" and bare]
+def _pairs(results: Results, model: str) -> list[Pair]:
+    """A model's MI-OL rows, each with the undefended row."""
+    bare = undefended_row(results, model)
+    same = (row for row in results["rows"] if row["model"] == model)
+    return [(row, bare) for row in same if row["defense"] == CLAIMED and bare]
 
 
 def _alike(
-    results: dict[str, Any], one: str, two: str, *, lam: float | None = None
-) -> tuple[tuple[Row, Row], tuple[Row, Row]] | None:
-    """The same for two models with the same settings of MI-OL, of this lambda if it is given."""
+    results: Results, one: str, two: str, *, lam: float | None = None
+) -> tuple[Pair, Pair] | None:
+    """Pairs of two models with equal settings of MI-OL, at this lambda if it is given."""
     for first in _pairs(results, one):
         for second in _pairs(results, two):
-            settings = [pair[0].get("settings") or {} for pair in (first, second)]
-            if settings[0] == settings[1] and lam in (None, _lam(first[0])):
+            same = first[0].get("settings", {}) == second[0].get("settings", {})
+            if same and lam in (None, _lam(first[0])):
                 return first, second
     return None
 
 
 def _gains_more(
-    results: dict[str, Any], claim: str, source: str, rows: dict[str, tuple[Row, Row]]
-) -> Claim | None:
+    results: Results, id_: str, statement: str, source: str, pairs: dict[str, Pair]
+) -> Claim:
     """Whether MI-OL gains more in the first of two pairs than in the second."""
-    told, gaps = [], []
-    for column in hardest(results["columns"]):
-        pairs = [[row["cells"][column] for row in pair] for pair in rows.values()]
-        more, less = (difference(*pair) for pair in pairs)
-        gaps.append(newcombe(more, less, _together(pairs)))
-        words = [f"{n} {in_points(g)}" for n, g in zip(rows, (more, less), strict=True)]
-        told.append(f"{column}: {', '.join(words)}, the difference {in_points(gaps[-1])}")
-    if not gaps:
-        return None
-    evidence = f"{'; '.join(told)}; one training each."
-    return Claim(claim, source, verdict_of(gaps, worth=MARGIN), evidence)
+    found, gaps = [], []
+    for column in strongest_attacks(results["columns"]):
+        cells = [(row["cells"][column], bare["cells"][column]) for row, bare in pairs.values()]
+        more, less = (difference(*pair) for pair in cells)
+        gaps.append(newcombe(more, less, _correlation_of_gains(cells)))
+        both = [f"{n} {format_change(g)}" for n, g in zip(pairs, (more, less), strict=True)]
+        found.append(f"{column}: {', '.join(both)}, difference {format_change(gaps[-1])}")
+    evidence = f"{'; '.join(found)}; one training run each."
+    about = tuple(row["title"] for row, _ in pairs.values())
+    verdict = verdict_of(gaps, min_effect=MARGIN)
+    return Claim(id_, statement, source, verdict, evidence, tuple(gaps), about)
 
 
-def _together(pairs: list[list[Row]]) -> float:
-    """How much the gains of two pairs of cells go together, point by point."""
-    if any(
-        "right" not in cell or cell["total"] != pairs[0][0]["total"] for p in pairs for cell in p
-    ):
+def _correlation_of_gains(pairs: list[tuple[Cell, Cell]]) -> float:
+    """The correlation over points of the gains of two pairs; 0 if the points are not known."""
+    totals = {cell["total"] if "right" in cell else None for pair in pairs for cell in pair}
+    if None in totals or len(totals) > 1:
         return 0.0
     right = [[from_bits(cell["right"], cell["total"]).double() for cell in p] for p in pairs]
     return correlation(*(defended - bare for defended, bare in right))

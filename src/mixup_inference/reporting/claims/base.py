@@ -1,20 +1,18 @@
-"""A claim, and the rule by which intervals decide it."""
+"""A claim of the paper, and the rule by which intervals decide it."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mixup_inference.metrics.accuracy import Estimate
+from mixup_inference.metrics.accuracy import IntervalEstimate
 
 Verdict = Literal["holds", "does not hold", "undecided"]
 
-TRAINED = {"mixup": "a mixup-trained model", "iat": "interpolated AT"}
-
-#: Less accuracy than this is not worth speaking of: neither gained, nor lost.
+#: Differences in accuracy below this are negligible.
 MARGIN = 0.03
 
 
@@ -22,33 +20,36 @@ MARGIN = 0.03
 class Claim:
     """One of the paper's claims, and what this run says about it."""
 
-    claim: str
+    id: str
+    statement: str
     source: str
     verdict: Verdict
     evidence: str
+    estimates: tuple[IntervalEstimate, ...]  # what decides the verdict
+    about: tuple[str, ...] = ()  # rows, models, or scores
 
 
-def verdict_of(gains: Iterable[Estimate], *, worth: float = 0.0) -> Verdict:
+def verdict_of(gains: Iterable[IntervalEstimate], *, min_effect: float = 0.0) -> Verdict:
     """Whether all of these are gains, by their 95% intervals.
 
-    It holds if all are surely positive. It does not if one is surely negative, or may be nothing
-    and is surely less than what is ``worth`` speaking of.
+    The claim holds if every interval lies above zero. It does not hold if an interval reaches zero
+    and lies below ``min_effect``.
 
     >>> verdict_of([(0.1, 0.05, 0.15)]), verdict_of([(0.1, -0.05, 0.25)])
     ('holds', 'undecided')
-    >>> verdict_of([(0.1, 0.05, 0.15), (0.0, -0.01, 0.01)], worth=0.03)
+    >>> verdict_of([(0.1, 0.05, 0.15), (0.0, -0.01, 0.01)], min_effect=0.03)
     'does not hold'
     """
     given = list(gains)
     if given and all(low > 0 for _, low, _ in given):
         return "holds"
-    if any(low <= 0 and high < worth for _, low, high in given):
+    if any(low <= 0 and high < min_effect for _, low, high in given):
         return "does not hold"
     return "undecided"
 
 
-def objective_of(results: dict[str, Any], model: str) -> str | None:
-    """What a model of a run was trained with, if that is known."""
+def objective_of(results: Mapping[str, Any], model: str) -> str | None:
+    """A model's training objective, if it is known."""
     if training := (results.get("trainings") or {}).get(model):
         return str(training["objective"])
     spec = results["spec"]
@@ -59,8 +60,8 @@ def objective_of(results: dict[str, Any], model: str) -> str | None:
     return objective
 
 
-def differing_in(results: dict[str, Any], setting: str) -> list[dict[str, Any]]:
-    """Models whose trainings differ in one setting and in nothing else, with its value.
+def differing_in(results: Mapping[str, Any], setting: str) -> list[dict[str, Any]]:
+    """Models whose trainings differ in one setting only, with its values.
 
     >>> short, long = ({"objective": "mixup", "epochs": n} for n in (10, 40))
     >>> differing_in({"trainings": {"a": short, "b": long}}, "epochs")

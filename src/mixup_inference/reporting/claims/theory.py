@@ -1,157 +1,197 @@
-"""The claims that the figures decide: linearity, detection, the robustness improving condition."""
+"""Claims about linearity, detection, the robustness improving condition and adaptive attacks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeVar
 
 from mixup_inference.evaluation.detection import middle
-from mixup_inference.metrics.accuracy import Estimate, newcombe
-from mixup_inference.reporting.adaptive import failures, verdicts
+from mixup_inference.metrics.accuracy import IntervalEstimate, mean_interval, newcombe
+from mixup_inference.reporting.adaptive import adaptive_verdicts, failed_checks
 from mixup_inference.reporting.claims.base import (
     MARGIN,
-    TRAINED,
     Claim,
     Verdict,
     objective_of,
     verdict_of,
 )
+from mixup_inference.reporting.formatting import format_mean
+from mixup_inference.reporting.labels import objective_title, uses_mixup, without_mixup
+from mixup_inference.reporting.schema import AdaptiveRow, Linearity, Results, Score, Theory
 
-Row = dict[str, Any]
+#: The defence and the detection score that the paper's claims are about.
+CLAIMED_DEFENSE, CLAIMED_SCORE, OTHER_SCORE = "mi-ol", "MI-PL", "MI-OL"
+
+MECHANISMS = {
+    "input_transfer": ("input-transfer", "Input transfer"),
+    "perturbation_shrinkage": ("perturbation-shrinkage", "Perturbation shrinkage"),
+}
+
+Entry = TypeVar("Entry", Score, Theory)
 
 
-def claims_of_figures(results: dict[str, Any]) -> Iterable[Claim | None]:
+def figure_claims(results: Results) -> Iterator[Claim]:
     """Linearity, detection, and the two mechanisms of the theory."""
     figures = results.get("figures") or {}
-    by_objective = {objective_of(results, name): name for name in reversed(figures)}
-    if "mixup" in by_objective and "erm" in by_objective:
-        found = [figures[by_objective[o]]["linearity"] for o in ("mixup", "erm")]
-        mixup, erm = (_around(f["overall"], f["pairs"]) for f in found)
-        yield Claim(
-            "Mixup training makes a model more linear between clean samples.",
-            "Section 3.1",
-            verdict_of([newcombe(erm, mixup)]),
-            f"mean deviation {_told(mixup)} with mixup, {_told(erm)} without, over "
-            f"{found[0]['pairs']} pairs of test images; one training each.",
-        )
-    for objective in TRAINED:
-        if (name := by_objective.get(objective)) is not None:
-            scores = figures[name]["detection"]["scores"]
-            yield _detection(f"MI-PL detects better than low confidence, on {name}.", scores)
-            yield _detection(f"MI-PL detects better than MI-OL, on {name}.", scores, "MI-OL")
-            yield from _theory(figures[name]["theory"], name)
+    models: dict[str, str] = {}
+    for name in figures:
+        if (objective := objective_of(results, name)) is not None:
+            models.setdefault(objective, name)
+    mixed = [objective for objective in models if uses_mixup(objective)]
+    for objective in mixed:
+        for plain in filter(models.__contains__, without_mixup(objective)):
+            found = {name: figures[models[name]]["linearity"] for name in (objective, plain)}
+            yield _linearity(found)
+    for objective in mixed:
+        name = models[objective]
+        scores = figures[name]["detection"]["scores"]
+        rivals = [score["score"] for score in scores if score["lam"] is None]
+        for rival in dict.fromkeys([*rivals, OTHER_SCORE]):
+            yield from _detection(name, scores, rival)
+        yield from _theory(name, figures[name]["theory"])
 
 
-def _detection(claim: str, scores: list[Row], rival: str = "low confidence") -> Claim | None:
+def _linearity(found: dict[str, Linearity]) -> Claim:
+    """Training with mixup against training without it."""
+    mixed, plain = (
+        mean_interval(entry["overall"]["mean"], entry["overall"]["se"], entry["pairs"])
+        for entry in found.values()
+    )
+    titles = [objective_title(name) for name in found]
+    gain = newcombe(plain, mixed)
+    pairs = next(iter(found.values()))["pairs"]
+    return Claim(
+        "linearity",
+        f"Training with {titles[0]} instead of {titles[1]} makes a model more linear between clean "
+        "samples.",
+        "Section 3.1",
+        verdict_of([gain]),
+        f"mean deviation {format_mean(mixed)} with {titles[0]}, {format_mean(plain)} with "
+        f"{titles[1]}, over {pairs} pairs of test images; one training run each.",
+        (gain,),
+        tuple(found),
+    )
+
+
+def _detection(model: str, scores: Sequence[Score], rival: str) -> Iterator[Claim]:
     """MI-PL against another score, both at the ratio nearest 0.5; intervals must not overlap."""
-    ours = _nearest([s for s in scores if s["score"] == "MI-PL"])
+    ours = _nearest([s for s in scores if s["score"] == CLAIMED_SCORE])
     theirs = _nearest([s for s in scores if s["score"] == rival])
     pairs = [(s, t) for s in ours for t in theirs if s["attack"] == t["attack"]]
     if not pairs:
-        return None
-    gains = [(s["auc"] - t["auc"], s["low"] - t["high"], s["high"] - t["low"]) for s, t in pairs]
-    told = [
-        f"{s['attack']}: AUC {s['auc']:.3f} [{s['low']:.3f}, {s['high']:.3f}] against "
+        return
+    gains = tuple(
+        (s["auc"] - t["auc"], s["low"] - t["high"], s["high"] - t["low"]) for s, t in pairs
+    )
+    shown = [
+        f"{s['attack']}: AUC {s['auc']:.3f} [{s['low']:.3f}, {s['high']:.3f}] compared with "
         f"{t['auc']:.3f} [{t['low']:.3f}, {t['high']:.3f}]"
         for s, t in pairs
     ]
-    evidence = f"At lambda {pairs[0][0]['lam']:g}, {'; '.join(told)}."
-    return Claim(claim, "Figure 3a", verdict_of(gains), evidence)
+    yield Claim(
+        "detection",
+        f"{CLAIMED_SCORE} detects adversarial inputs better than {rival}, on {model}.",
+        "Figure 3a",
+        verdict_of(gains),
+        f"At lambda {pairs[0][0]['lam']:g}, {'; '.join(shown)}.",
+        gains,
+        (model, rival),
+    )
 
 
-def _theory(entries: list[Row], model: str) -> Iterable[Claim]:
+def _theory(model: str, entries: Sequence[Theory]) -> Iterator[Claim]:
     """The robustness improving condition and the two mechanisms, at the ratio nearest 0.5."""
-    nearest = _nearest([e for e in entries if e["kind"] == "mi-ol"])
+    nearest = _nearest([e for e in entries if e["kind"] == CLAIMED_DEFENSE])
     if not nearest:
         return
     where = f"MI-OL, lambda {nearest[0]['lam']:g}"
+    changes = tuple(change for e in nearest for change in _condition_estimates(e))
     yield Claim(
+        "robustness-improving-condition",
         f"Oblivious PGD satisfies the robustness improving condition for MI-OL, on {model}.",
         "Eq. 10, Figure 2",
-        verdict_of(interval for e in nearest for interval in _condition_intervals(e)),
+        verdict_of(changes),
         "; ".join(
-            f"{e['attack']}: F_y changes by {e['adversarial']['delta_y']['mean']:+.3f}, F_yhat by "
-            f"{e['adversarial']['delta_y_hat']['mean']:+.3f} on average, and for "
-            f"{e['ric']['points']} of {e['ric']['total']} points both go the right way"
+            f"{e['attack']}: F_y changes by {e['adversarial']['delta_y']['mean']:+.3f} and F_yhat "
+            f"by {e['adversarial']['delta_y_hat']['mean']:+.3f} on average; both change in the "
+            f"required direction for {e['ric']['points']} of {e['ric']['total']} points"
             for e in nearest
         )
         + f" ({where}).",
+        changes,
+        (model,),
     )
-    for part, words in (
-        ("input_transfer", "Input transfer"),
-        ("perturbation_shrinkage", "Perturbation shrinkage"),
-    ):
-        found = [_around(e["y_hat"][part], e["counts"]["used"]) for e in nearest]
+    for key, (id_, title) in MECHANISMS.items():
+        found = tuple(_mean(e, "y_hat", key) for e in nearest)
         yield Claim(
-            f"{words} lowers the adversarial component, on {model}.",
+            id_,
+            f"{title} lowers the adversarial component, on {model}.",
             "Eq. 13",
             verdict_of(found),
             "; ".join(
-                f"{e['attack']}: {_told(interval)} over {e['counts']['used']} points"
-                for e, interval in zip(nearest, found, strict=True)
+                f"{e['attack']}: {format_mean(mean)} over {e['counts']['used']} points"
+                for e, mean in zip(nearest, found, strict=True)
             )
             + f" ({where}, the y_hat component).",
+            found,
+            (model,),
         )
 
 
-def _condition_intervals(entry: Row) -> list[Estimate]:
-    """F_y must rise and F_yhat must fall: both as something that must be positive."""
-    seen, count = entry["adversarial"], entry["counts"]["used"]
-    rise, fall = _around(seen["delta_y"], count), _around(seen["delta_y_hat"], count)
+def _condition_estimates(entry: Theory) -> list[IntervalEstimate]:
+    """F_y must rise and F_yhat must fall: both as changes that must be positive."""
+    rise, fall = (_mean(entry, "adversarial", key) for key in ("delta_y", "delta_y_hat"))
     return [rise, (-fall[0], -fall[2], -fall[1])]
 
 
-def _around(estimate: Row, count: int) -> Estimate:
-    """A mean of ``count`` values and its 95% interval by Student's t."""
-    from scipy.stats import t  # noqa: PLC0415 (slow to import)
-
-    mean, arm = estimate["mean"], float(t.ppf(0.975, max(count - 1, 1))) * estimate["se"]
-    return mean, mean - arm, mean + arm
+def _mean(entry: Theory, part: Literal["adversarial", "y_hat"], key: str) -> IntervalEstimate:
+    """One of the means of an analysis, with its interval."""
+    estimate = entry[part][key]
+    return mean_interval(estimate["mean"], estimate["se"], entry["counts"]["used"])
 
 
-def _told(interval: Estimate) -> str:
-    return f"{interval[0]:.3f} ± {interval[2] - interval[0]:.3f}"
-
-
-def _nearest(entries: list[Row]) -> list[Row]:
-    """Those with the ratio nearest to 0.5; entries without one are all kept."""
-    ratios = {e["lam"] for e in entries if e["lam"] is not None}
+def _nearest(entries: list[Entry]) -> list[Entry]:
+    """The entries at the ratio nearest to 0.5; all of them if they have none."""
+    ratios = [e["lam"] for e in entries if e["lam"] is not None]
     return [e for e in entries if e["lam"] == middle(ratios)] if ratios else entries
 
 
-def claims_of_adaptive(results: dict[str, Any]) -> Iterable[Claim]:
+def adaptive_claims(results: Results) -> Iterator[Claim]:
     """One for each row of MI-OL on a model that was trained with mixup."""
     adaptive = results.get("adaptive")
     if not adaptive:
         return
-    models = {row["title"]: row["model"] for row in results["rows"] if row["defense"] == "mi-ol"}
+    models = {
+        row["title"]: row["model"] for row in results["rows"] if row["defense"] == CLAIMED_DEFENSE
+    }
     rows = {row["title"]: row for row in adaptive["rows"]}
-    for found in verdicts(adaptive):
+    for found in adaptive_verdicts(adaptive):
         objective = objective_of(results, models[found.title]) if found.title in models else None
-        if objective not in TRAINED:
+        if objective is None or not uses_mixup(objective):
             continue
         row = rows[found.title]
-        change = row["versus_base"]
-        gain = (change["difference"], change["low"], change["high"])
-        verdict = verdict_of([gain], worth=MARGIN)
-        if not _to_be_trusted(verdict, row, rows[row["base"]]):
+        verdict = verdict_of([found.change], min_effect=MARGIN)
+        if not _is_reliable(verdict, row, rows[str(row["base"])]):
             verdict = "undecided"
-        doubt = " Checks of the attacks failed." if found.broken else ""
+        doubt = " Checks of the attacks failed." if found.failures else ""
         yield Claim(
-            f"MI-OL makes {TRAINED[objective]} more robust to attackers who know it "
-            f"[{found.title}].",
+            "adaptive-robustness",
+            f"On models trained with {objective_title(objective)}, MI-OL improves robustness to "
+            f"adaptive attacks [{found.title}].",
             "Section 4.4, Figure 4",
             verdict,
-            f"{found.title} {found.change}. {found.beside}{doubt}",
+            f"{found.title} {found.effect}. {found.context}{doubt}",
+            (found.change,),
+            (found.title,),
         )
 
 
-def _to_be_trusted(verdict: Verdict, row: dict[str, Any], base: dict[str, Any]) -> bool:
-    """An attack that is too weak makes a row look better than it is.
+def _is_reliable(verdict: Verdict, row: AdaptiveRow, base: AdaptiveRow) -> bool:
+    """Whether the attacks were strong enough for a verdict: a weak one overestimates robustness.
 
-    So a gain is believed if the row's attacks passed their checks; and that there is none, if those
-    of the base did, or left nothing of it.
+    A gain is reliable if the attacks on the row passed their checks; no gain, if those on the base
+    did or reduced its accuracy to zero.
     """
     if verdict == "holds":
-        return bool(row["checks"]) and not failures(row)
-    return not failures(base) or base["worst"]["robust"]["accuracy"] == 0
+        return bool(row["checks"]) and not failed_checks(row)
+    return not failed_checks(base) or base["worst"]["robust"]["accuracy"] == 0

@@ -1,8 +1,6 @@
-"""Figures, drawn from results.json's contents; each is a Chart with its data as tidy rows."""
+"""Figures of a run; each is a Chart with its data as tidy rows."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from mixup_inference.reporting.figures.accuracy import overview, tradeoff, training_length
 from mixup_inference.reporting.figures.adaptive import adaptive_charts, gallery
@@ -14,18 +12,19 @@ from mixup_inference.reporting.figures.theory import (
     mechanisms,
     predictions,
 )
+from mixup_inference.reporting.schema import Results
 
 __all__ = ["Chart", "Drawing", "charts", "draw", "linearity", "overview", "write_chart"]
 
 
-def charts(results: dict[str, Any]) -> list[Chart]:
-    """Every figure that these results have the data for."""
+def charts(results: Results) -> list[Chart]:
+    """Every figure that the results have data for."""
     models = results.get("figures") or {}
     found = [overview(results)]
     if (length := training_length(results)) is not None:
         found.append(length)
-    if results.get("adaptive"):
-        found += adaptive_charts(results["adaptive"])
+    if adaptive := results.get("adaptive"):
+        found += adaptive_charts(adaptive)
     if models:
         found.append(linearity(models))
     for name, entry in models.items():

@@ -1,38 +1,41 @@
-"""Accuracy: the table at a glance, clean against robust (Figure 3b), and length of training."""
+"""Accuracy: overview of the table, clean against robust (Figure 3b), and training length."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mixup_inference.reporting.claims.base import differing_in
-from mixup_inference.reporting.figures.chart import Chart, Row
+from mixup_inference.reporting.claims.base import differing_in, objective_of
+from mixup_inference.reporting.figures.chart import Chart, Record
 from mixup_inference.reporting.figures.style import (
+    accuracy_row,
     arms,
     distinct,
     legend_below,
-    look,
-    measured,
     only,
     points,
+    series_style,
 )
-from mixup_inference.reporting.tables import heading, last_of_each_mode
+from mixup_inference.reporting.formatting import capitalize, format_settings
+from mixup_inference.reporting.labels import defense_title, objective_title
+from mixup_inference.reporting.schema import Analysis, Results, Row
+from mixup_inference.reporting.tables import last_of_each_mode
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Beside all settings are shown those within so much of the highest clean accuracy.
+#: The second panel shows the settings within this much of the highest clean accuracy.
 NEAR = 0.1
 
 
-def overview(results: dict[str, Any]) -> Chart:
-    """Clean and attacked accuracy of every row with its interval."""
+def overview(results: Results) -> Chart:
+    """Clean and robust accuracy of every row, with intervals."""
     rows = [
         {
             "method": row["title"],
             "group": row["group"],
             "column": column,
-            **measured(row["cells"][column]),
+            **accuracy_row(row["cells"][column]),
         }
         for column in last_of_each_mode(results["columns"])
         for row in results["rows"]
@@ -41,7 +44,7 @@ def overview(results: dict[str, Any]) -> Chart:
     return Chart("overview", results["title"], rows, _paint_overview, (8.5, height))
 
 
-def _paint_overview(figure: Figure, rows: list[Row]) -> None:
+def _paint_overview(figure: Figure, rows: list[Record]) -> None:
     axes = figure.add_subplot()
     columns = distinct(rows, "column")
     methods = only(rows, column=columns[0])
@@ -51,10 +54,10 @@ def _paint_overview(figure: Figure, rows: list[Row]) -> None:
             [100 * cell["value"] for cell in cells],
             [y + 0.2 * (number - (len(columns) - 1) / 2) for y in range(len(cells))],
             xerr=arms(cells, "value", "low", "high", 100),
-            fmt=look(number).marker,
-            color=look(number).colour,
+            fmt=series_style(number).marker,
+            color=series_style(number).colour,
             elinewidth=1.2,
-            label=heading(column),
+            label=capitalize(column),
         )
     axes.set_yticks(range(len(methods)), [cell["method"] for cell in methods])
     for label in axes.get_yticklabels():
@@ -71,8 +74,8 @@ def _paint_overview(figure: Figure, rows: list[Row]) -> None:
     legend_below(figure, axes, columns=4)
 
 
-def training_length(results: dict[str, Any]) -> Chart | None:
-    """Accuracy against epochs, of models whose trainings differ in nothing else."""
+def training_length(results: Results) -> Chart | None:
+    """Accuracy against epochs, for models whose trainings differ in nothing else."""
     lengths = differing_in(results, "epochs")
     if not lengths:
         return None
@@ -83,43 +86,42 @@ def training_length(results: dict[str, Any]) -> Chart | None:
             "epochs": epochs[row["model"]],
             "defense": _defense(row),
             "column": column,
-            **measured(row["cells"][column]),
+            **accuracy_row(row["cells"][column]),
         }
         for column in last_of_each_mode(results["columns"])
         for row in sorted(results["rows"], key=lambda row: epochs.get(row["model"], 0))
         if row["model"] in epochs
     ]
-    objective = results["trainings"][next(iter(epochs))]["objective"]
-    title = f"Accuracy against the length of training: {objective}"
+    objective = objective_title(str(objective_of(results, next(iter(epochs)))))
+    title = f"Accuracy against training length: {objective}"
     return Chart("training-length", title, rows, _paint_length, (8.5, 3.6)) if rows else None
 
 
-def _defense(row: dict[str, Any]) -> str:
-    if row["defense"] == "none":
-        return "no defence"
-    return " ".join([row["defense"], said(row["settings"])]).strip()
+def _defense(row: Row) -> str:
+    settings = format_settings(row.get("settings", {}))
+    return f"{defense_title(row['defense'])} {settings}".strip()
 
 
-def _paint_length(figure: Figure, rows: list[Row]) -> None:
+def _paint_length(figure: Figure, rows: list[Record]) -> None:
     columns = distinct(rows, "column")
     (grid,) = figure.subplots(1, len(columns), squeeze=False)
     ticks = sorted(set(distinct(rows, "epochs")))
     for axes, column in zip(grid, columns, strict=True):
         for number, defense in enumerate(distinct(rows, "defense")):
             some = only(rows, column=column, defense=defense)
-            style = look(number)
+            style = series_style(number)
             points(axes, some, style, x="epochs", label=defense, line=style.line, scale=100)
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.minorticks_off()
         axes.set_xlabel("epochs")
-        axes.set_title(heading(column))
+        axes.set_title(capitalize(column))
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
     grid[0].set_ylabel("accuracy (%), with 95% intervals")
     legend_below(figure, grid[0], columns=5)
 
 
-def tradeoff(model: str, entry: dict[str, Any]) -> Chart:
+def tradeoff(model: str, entry: Analysis) -> Chart:
     """Figure 3b: each defence's settings by clean and robust accuracy, and its Pareto front.
 
     Robust accuracy is the mean over the attacks; its interval is the mean of their intervals.
@@ -128,7 +130,8 @@ def tradeoff(model: str, entry: dict[str, Any]) -> Chart:
     for defense, trials in entry["tradeoff"].items():
         for trial in trials:
             attacked = list(trial["attacked"].values())
-            row: Row = {"model": model, "defense": defense, "settings": said(trial["settings"])}
+            settings = format_settings(trial["settings"])
+            row: Record = {"model": model, "defense": defense, "settings": settings}
             row |= {
                 "clean": trial["clean"]["accuracy"],
                 "clean_low": trial["clean"]["low"],
@@ -145,27 +148,12 @@ def tradeoff(model: str, entry: dict[str, Any]) -> Chart:
     return Chart(f"tradeoff-{model}", title, rows, _paint_tradeoff, (8.5, 4.8))
 
 
-def said(settings: dict[str, Any]) -> str:
-    """Settings as one short text.
-
-    >>> said({"lam": 0.5, "size": [0.75, 1.0]})
-    'lam 0.5, size 0.75 to 1'
-    """
-    return ", ".join(f"{key} {_value(value)}" for key, value in settings.items())
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return " to ".join(_value(part) for part in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _paint_tradeoff(figure: Figure, rows: list[Row]) -> None:
-    """All settings, and beside them those that are near the highest clean accuracy."""
+def _paint_tradeoff(figure: Figure, rows: list[Record]) -> None:
+    """Draw all settings, and beside them those near the highest clean accuracy."""
     (grid,) = figure.subplots(1, 2, squeeze=False)
     for axes in grid:
         for number, defense in enumerate(distinct(rows, "defense")):
-            _front(axes, only(rows, defense=defense), number, defense)
+            _front(axes, only(rows, defense=defense), number, defense_title(defense))
         axes.set_xlabel("clean accuracy (%)")
     best = max(row["clean"] for row in rows)
     near = [row for row in rows if row["clean"] >= best - NEAR]
@@ -178,9 +166,9 @@ def _paint_tradeoff(figure: Figure, rows: list[Row]) -> None:
     legend_below(figure, grid[0], columns=5)
 
 
-def _front(axes: Axes, rows: list[Row], number: int, label: str) -> None:
-    """A defence's points with faint intervals; those on its front filled and joined."""
-    style = look(number)
+def _front(axes: Axes, rows: list[Record], number: int, label: str) -> None:
+    """Draw a defence's settings with faint intervals; those on its front filled and joined."""
+    style = series_style(number)
     for on_front in (False, True):
         some = sorted(only(rows, on_front=on_front), key=lambda row: (row["clean"], -row["robust"]))
         axes.errorbar(

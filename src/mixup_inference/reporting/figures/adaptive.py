@@ -1,45 +1,41 @@
-"""A few inputs: clean, the perturbation, adversarial, and mixed, with the model's answers."""
+"""Adaptive attacks (Figures 4 and 5), and galleries of inputs with the model's predictions."""
 
 from __future__ import annotations
 
 import base64
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mixup_inference.errors import InputError
-from mixup_inference.reporting.figures.chart import Chart, Row
-from mixup_inference.reporting.figures.style import distinct
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
+from mixup_inference.reporting.figures.chart import Chart, Record
 from mixup_inference.reporting.figures.style import (
     BLUE,
     GREEN,
     RED,
-    Look,
+    SeriesStyle,
+    accuracy_row,
+    distinct,
     legend_below,
-    measured,
     only,
     points,
+    series_style,
 )
+from mixup_inference.reporting.schema import Adaptive, Analysis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-#: Of one picture; a bomb has more.
+#: The largest image that is decoded, against decompression bombs.
 MAX_PIXELS = 4_000_000
 
 SHOWN = ("clean", "perturbation", "adversarial", "mixed")
 
 
-def gallery(model: str, entry: dict[str, Any]) -> Chart:
-    """The examples, one per column, as the paper's kind of figure."""
+def gallery(model: str, entry: Analysis) -> Chart:
+    """The examples of a model, one per column."""
     found = entry["gallery"]
     title = f"Examples: {model}, {found[0]['attack']} PGD-{entry['steps']}, λ = {found[0]['lam']:g}"
     rows = [
@@ -51,24 +47,24 @@ def gallery(model: str, entry: dict[str, Any]) -> Chart:
 
 
 def gallery_width(columns: list[Any]) -> float:
-    """Inches for so many columns."""
+    """The width of a gallery in inches."""
     return max(5.5, 1.35 * len(columns) + 0.5)
 
 
-def shown_rows(entry: dict[str, Any], shown: Sequence[str], **common: Any) -> list[Row]:
-    """One example's pictures as tidy rows, each with the answer that it got, if any."""
+def shown_rows(entry: dict[str, Any], shown: Sequence[str], **common: Any) -> list[Record]:
+    """One example's images as tidy rows, each with its prediction, if there is one."""
     rows = []
     for name in shown:
         part = entry[name]
-        answered = part if isinstance(part, dict) else {"image": part}
-        row: Row = common | {"point": entry["point"], "label": entry["label"], "shown": name}
-        row |= {key: answered.get(key) for key in ("predicted", "confidence", "image")}
+        found = part if isinstance(part, dict) else {"image": part}
+        row: Record = common | {"point": entry["point"], "label": entry["label"], "shown": name}
+        row |= {key: found.get(key) for key in ("predicted", "confidence", "image")}
         rows.append(row)
     return rows
 
 
-def paint_gallery(figure: Figure, rows: list[Row]) -> None:
-    """Examples from left to right, what is shown of them from top to bottom."""
+def paint_gallery(figure: Figure, rows: list[Record]) -> None:
+    """Draw one example per column, and its images from top to bottom."""
     columns, lines = distinct(rows, "point"), distinct(rows, "shown")
     grid = figure.subplots(len(lines), len(columns), squeeze=False)
     for row in rows:
@@ -87,21 +83,21 @@ def paint_gallery(figure: Figure, rows: list[Row]) -> None:
 
 
 def pixels(image: str) -> Any:
-    """A PNG in base64 as an array."""
+    """Decode a PNG in base64."""
     import numpy as np  # noqa: PLC0415
     from PIL import Image  # noqa: PLC0415
 
     with Image.open(io.BytesIO(base64.b64decode(image)), formats=("PNG",)) as picture:
         if picture.width * picture.height > MAX_PIXELS:
-            raise InputError(f"a picture in the results has more than {MAX_PIXELS:,} pixels.")
+            raise InputError(f"an image in the results has more than {MAX_PIXELS:,} pixels.")
         return np.asarray(picture)
 
 
 BASE = "base"
 
-#: The curves of Figure 4 in the order of their legend; only the base's line is dashed.
-CURVES: dict[str, tuple[str, Look]] = {
-    "official": ("official code", replace(GREEN, line=":")),
+#: The curves of Figure 4 in the order of the legend; the dashed line is the undefended model's.
+CURVES: dict[str, tuple[str, SeriesStyle]] = {
+    "official": ("published code", replace(GREEN, line=":")),
     "paper": ("paper's formula (Eq. 24)", replace(BLUE, line="-.")),
     "eot": ("EOT, through the defence", replace(RED, line="-")),
 }
@@ -111,8 +107,8 @@ GREY = "#444444"
 EXAMPLES_SHOWN = ("clean", "perturbation", "adversarial")
 
 
-def adaptive_charts(adaptive: dict[str, Any]) -> list[Chart]:
-    """Figure 4 for each row that has it, by number, and Figure 5."""
+def adaptive_charts(adaptive: Adaptive) -> list[Chart]:
+    """Figure 4 for each row that has it, and Figure 5."""
     found = [
         samples(f"samples-{number}", entry) for number, entry in enumerate(adaptive["samples"], 1)
     ]
@@ -121,35 +117,35 @@ def adaptive_charts(adaptive: dict[str, Any]) -> list[Chart]:
 
 
 def samples(name: str, entry: dict[str, Any]) -> Chart:
-    """Figure 4: accuracy over the number of adaptive samples, and the model's without defence."""
-    rows: list[Row] = [
+    """Figure 4: accuracy over the number of adaptive samples, and that of the undefended model."""
+    rows: list[Record] = [
         {
             "defense": entry["title"],
             "attack": attack,
             "samples": one["samples"],
-            **measured(one["robust"]),
+            **accuracy_row(one["robust"]),
         }
         for attack, curve in entry["curves"].items()
         for one in curve
     ]
     if entry["base"]:
         base = {"defense": entry["base"]["title"], "attack": BASE, "samples": None}
-        rows.append(base | measured(entry["base"]["robust"]))
+        rows.append(base | accuracy_row(entry["base"]["robust"]))
     count = next(one["robust"]["points"] for curve in entry["curves"].values() for one in curve)
     under = f"PGD-{entry['steps']}, {count} points"
     title = f"Accuracy over adaptive samples: {entry['title']}, {under}"
     return Chart(name, title, rows, _paint_samples, (6.4, 4.4))
 
 
-def _paint_samples(figure: Figure, rows: list[Row]) -> None:
+def _paint_samples(figure: Figure, rows: list[Record]) -> None:
     axes = figure.add_subplot()
     for row in only(rows, attack=BASE):
         axes.axhspan(100 * row["low"], 100 * row["high"], color=GREY, alpha=0.12, linewidth=0)
-        axes.axhline(100 * row["value"], color=GREY, linestyle="--", label="without defence")
+        axes.axhline(100 * row["value"], color=GREY, linestyle="--", label="no defence")
     measured = [row for row in rows if row["attack"] != BASE]
-    attacks = sorted(distinct(measured, "attack"), key=[*CURVES].index)
+    attacks = sorted(distinct(measured, "attack"), key=lambda name: [*CURVES, name].index(name))
     for number, attack in enumerate(attacks):
-        label, style = CURVES[attack]
+        label, style = CURVES.get(attack, (attack, series_style(number)))
         aside = 1.03 ** (number - (len(attacks) - 1) / 2)
         some = [row | {"x": aside * row["samples"]} for row in only(rows, attack=attack)]
         points(axes, some, style, x="x", label=label, line=style.line, scale=100)
@@ -160,7 +156,7 @@ def _paint_samples(figure: Figure, rows: list[Row]) -> None:
 
 
 def _sample_axis(axes: Axes, numbers: list[int]) -> None:
-    """Twice as many samples are one step to the right; 0 has a place too."""
+    """Set up a logarithmic axis to base 2 that includes 0."""
     axes.set_xscale("symlog", base=2, linthresh=1)
     axes.set_xticks(numbers, [str(number) for number in numbers])
     axes.set_xticks([], minor=True)
@@ -168,7 +164,7 @@ def _sample_axis(axes: Axes, numbers: list[int]) -> None:
 
 
 def examples(found: dict[str, Any]) -> Chart:
-    """Figure 5: examples of an attack that knows the defence, one per column."""
+    """Figure 5: examples of an adaptive attack, one per column."""
     common = {"defense": found["title"], "attack": found["attack"], "eps": found["eps"]}
     rows = [
         row for entry in found["entries"] for row in shown_rows(entry, EXAMPLES_SHOWN, **common)

@@ -1,4 +1,4 @@
-"""A figure and its data, and the files that they become."""
+"""A figure with its data, and the files written for it."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from mixup_inference.utils.text import spreadsheet_cell
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Row = dict[str, Any]
+Record = dict[str, Any]
 DPI = 200
 
 
 @dataclass(frozen=True)
 class Chart:
-    """What is drawn. ``paint`` gets an empty figure and nothing but these rows to draw."""
+    """A figure before it is drawn: ``paint`` draws the rows into an empty figure."""
 
     name: str  # of its files
     title: str
-    rows: list[Row]  # tidy: one observation each, all with the same keys
-    paint: Callable[[Figure, list[Row]], None]
+    rows: list[Record]  # tidy: one observation each, all with the same keys
+    paint: Callable[[Figure, list[Record]], None]
     size: tuple[float, float]  # inches
 
     @property
     def file(self) -> str:
-        """The name with nothing in it that leads to another folder or ends an attribute."""
+        """The name as a safe file name and HTML attribute."""
         return re.sub(r"[^A-Za-z0-9._+-]", "-", self.name)[:200]
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A chart as it is shown."""
+    """A drawn chart."""
 
     svg: str
     png: bytes
@@ -85,8 +85,8 @@ def write_chart(chart: Chart, drawing: Drawing, folder: Path) -> list[Path]:
     return paths
 
 
-def as_csv(rows: list[Row]) -> str:
-    """The rows with their keys as a heading; what is missing stays empty."""
+def as_csv(rows: list[Record]) -> str:
+    """The rows with their keys as a heading; None becomes an empty cell."""
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
@@ -95,7 +95,7 @@ def as_csv(rows: list[Row]) -> str:
 
 
 def inline(chart: Chart, drawing: Drawing) -> str:
-    """The SVG as an element of a page: named for screen readers, with identifiers of its own."""
+    """The SVG as an element of a page, with a label for screen readers and unique identifiers."""
     from markupsafe import escape  # noqa: PLC0415
 
     text = drawing.svg[drawing.svg.index("<svg") :]
@@ -104,7 +104,7 @@ def inline(chart: Chart, drawing: Drawing) -> str:
 
 
 def _own_identifiers(tag: str, name: str) -> str:
-    """One tag with its identifiers and its references to them put under a name.
+    """Prefix the identifiers of a tag, and its references to identifiers, with a name.
 
     >>> _own_identifiers('<use xlink:href="#m1" clip-path="url(#p2)" id="u"/>', "a")
     '<use xlink:href="#a-m1" clip-path="url(#a-p2)" id="a-u"/>'

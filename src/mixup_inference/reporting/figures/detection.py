@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mixup_inference.evaluation.detection import middle
-from mixup_inference.reporting.figures.chart import Chart, Row
+from mixup_inference.reporting.figures.chart import Chart, Record
 from mixup_inference.reporting.figures.style import (
-    GREEN,
-    KINDS,
-    PINK,
+    SeriesStyle,
+    accuracy_row,
     distinct,
     lam_axis,
     legend_below,
-    look,
     only,
     points,
+    series_style,
     zero,
 )
-from mixup_inference.reporting.tables import heading
+from mixup_inference.reporting.schema import Analysis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BANDS = {"low confidence": GREEN, "entropy": PINK}
 
-
-def auc(model: str, entry: dict[str, Any]) -> Chart:
-    """Figure 3a: AUC of the gaps over lam, and of the scores that need no mixup."""
+def auc(model: str, entry: Analysis) -> Chart:
+    """Figure 3a: AUC of the gaps over lam, and of the scores without a ratio."""
     rows = [
         {
             "model": model,
@@ -45,19 +42,17 @@ def auc(model: str, entry: dict[str, Any]) -> Chart:
     return Chart(f"auc-{model}", title, rows, _paint_auc, (8 if len(attacks) > 1 else 5, 4))
 
 
-def _paint_auc(figure: Figure, rows: list[Row]) -> None:
+def _paint_auc(figure: Figure, rows: list[Record]) -> None:
     attacks = distinct(rows, "attack")
     (grid,) = figure.subplots(1, len(attacks), sharex=True, sharey=True, squeeze=False)
     for axes, attack in zip(grid, attacks, strict=True):
-        for score, style in BANDS.items():
-            for row in only(rows, attack=attack, score=score):
+        for number, (score, style) in enumerate(_styles(rows).items()):
+            some, shift = only(rows, attack=attack, score=score), 0.012 * (number - 0.5)
+            for row in only(some, lam=None):
                 axes.axhspan(row["low"], row["high"], color=style.colour, alpha=0.15, linewidth=0)
-                axes.axhline(
-                    row["value"], color=style.colour, linestyle=style.line, label=row["score"]
-                )
-        for number, (kind, style) in enumerate(KINDS.items()):
-            some, shift = only(rows, attack=attack, score=kind), 0.012 * (number - 0.5)
-            points(axes, some, style, x="lam", label=kind, line=style.line, shift=shift)
+                axes.axhline(row["value"], color=style.colour, linestyle=style.line, label=score)
+            if curve := [row for row in some if row["lam"] is not None]:
+                points(axes, curve, style, x="lam", label=score, line=style.line, shift=shift)
         zero(axes, 0.5)
         axes.set_title(attack)
         lam_axis(axes)
@@ -65,7 +60,12 @@ def _paint_auc(figure: Figure, rows: list[Row]) -> None:
     legend_below(figure, grid[0], columns=4)
 
 
-def roc(model: str, entry: dict[str, Any]) -> Chart:
+def _styles(rows: list[Record]) -> dict[str, SeriesStyle]:
+    """The style of each score."""
+    return {score: series_style(number) for number, score in enumerate(distinct(rows, "score"))}
+
+
+def roc(model: str, entry: Analysis) -> Chart:
     """ROC curves at the ratio nearest to 0.5."""
     scores = entry["detection"]["scores"]
     lam = middle([found["lam"] for found in scores if found["lam"] is not None])
@@ -80,7 +80,7 @@ def roc(model: str, entry: dict[str, Any]) -> Chart:
             "true_positives": true,
         }
         for found in scores
-        if found["lam"] in (lam, None)
+        if found["lam"] in (lam, None) and "roc" in found
         for false, true in zip(*found["roc"].values(), strict=True)
     ]
     attacks = distinct(rows, "attack")
@@ -88,13 +88,12 @@ def roc(model: str, entry: dict[str, Any]) -> Chart:
     return Chart(f"roc-{model}", title, rows, _paint_roc, (8 if len(attacks) > 1 else 4.6, 4.6))
 
 
-def _paint_roc(figure: Figure, rows: list[Row]) -> None:
+def _paint_roc(figure: Figure, rows: list[Record]) -> None:
     attacks = distinct(rows, "attack")
     (grid,) = figure.subplots(1, len(attacks), sharex=True, sharey=True, squeeze=False)
     for axes, attack in zip(grid, attacks, strict=True):
-        for score, style in (KINDS | BANDS).items():
-            some = only(rows, attack=attack, score=score)
-            if some:
+        for score, style in _styles(rows).items():
+            if some := only(rows, attack=attack, score=score):
                 axes.plot(
                     [100 * row["false_positives"] for row in some],
                     [100 * row["true_positives"] for row in some],
@@ -112,28 +111,27 @@ def _paint_roc(figure: Figure, rows: list[Row]) -> None:
     grid[0].set_ylabel("attacked inputs flagged (%)")
 
 
-def combined(model: str, entry: dict[str, Any]) -> Chart:
-    """MI-Combined over its threshold: accuracy, and how much it flags."""
+def combined(model: str, entry: Analysis) -> Chart:
+    """MI-Combined over its threshold: accuracy, and the share of inputs that it flags."""
     found = entry["detection"]["combined"]
     attacks = [key for key in found[0] if f"{key} flagged" in found[0] and key != "clean"]
     rows = []
     for quantity, suffix in (("accuracy", ""), ("flagged", " flagged")):
         for given in ("clean", *attacks):
             for step in found:
-                cell = step[given + suffix]
                 row = {"model": model, "lam": step["lam"], "threshold": step["threshold"]}
-                row |= {"input": given, "quantity": quantity, "value": cell["accuracy"]}
-                rows.append({**row, "low": cell["low"], "high": cell["high"]})
+                row |= {"input": given, "quantity": quantity}
+                rows.append(row | accuracy_row(step[given + suffix]))
     named = f"{model}, {' and '.join(attacks)} PGD-{entry['steps']}"
     title = f"MI-Combined at λ = {found[0]['lam']:g}: {named}"
     return Chart(f"combined-{model}", title, rows, _paint_combined, (8, 3.8))
 
 
-def _paint_combined(figure: Figure, rows: list[Row]) -> None:
+def _paint_combined(figure: Figure, rows: list[Record]) -> None:
     (grid,) = figure.subplots(1, 2, sharex=True, sharey=True, squeeze=False)
     for axes, quantity in zip(grid, ("accuracy", "flagged"), strict=True):
         for number, given in enumerate(distinct(rows, "input")):
-            some, style = only(rows, quantity=quantity, input=given), look(number)
+            some, style = only(rows, quantity=quantity, input=given), series_style(number)
             x = [row["threshold"] for row in some]
             low, value, high = (
                 [100 * row[key] for row in some] for key in ("low", "value", "high")
@@ -151,5 +149,5 @@ def _paint_combined(figure: Figure, rows: list[Row]) -> None:
         axes.set_title("accuracy (%)" if quantity == "accuracy" else "inputs flagged (%)")
         axes.set_ylim(-2, 102)
         axes.set_xlabel("threshold of the MI-PL gap")
-    grid[0].set_ylabel(heading("percent, with 95% bands"))
+    grid[0].set_ylabel("percent, with 95% bands")
     legend_below(figure, grid[0], columns=3)

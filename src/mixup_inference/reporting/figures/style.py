@@ -1,8 +1,8 @@
-"""One look for all figures: colours, markers and lines that are told apart in any one way."""
+"""The common style of all figures: series differ in colour, marker and line style."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,33 +34,32 @@ RC: Any = {
 
 
 @dataclass(frozen=True)
-class Look:
-    """How a series is drawn."""
+class SeriesStyle:
+    """Colour, marker and line style of a series."""
 
     colour: str
     marker: str
     line: Any = "-"
 
 
-# Okabe and Ito's colours, told apart with every kind of colour vision.
-BLUE = Look("#0072B2", "o", "-")
-RED = Look("#D55E00", "s", "--")
-GREEN = Look("#009E73", "^", "-.")
-PINK = Look("#CC79A7", "D", ":")
-ORANGE = Look("#E69F00", "v", (0, (5, 1, 1, 1, 1, 1)))
-SKY = Look("#56B4E9", "P", (0, (3, 1)))
-BLACK = Look("#000000", "X", (0, (1, 1)))
-LOOKS = (BLUE, RED, GREEN, PINK, ORANGE, SKY, BLACK)
-KINDS = {"MI-PL": BLUE, "MI-OL": RED}
+# Okabe and Ito's colours, which are safe for colour-blind readers.
+BLUE = SeriesStyle("#0072B2", "o", "-")
+RED = SeriesStyle("#D55E00", "s", "--")
+GREEN = SeriesStyle("#009E73", "^", "-.")
+PINK = SeriesStyle("#CC79A7", "D", ":")
+ORANGE = SeriesStyle("#E69F00", "v", (0, (5, 1, 1, 1, 1, 1)))
+SKY = SeriesStyle("#56B4E9", "P", (0, (3, 1)))
+BLACK = SeriesStyle("#000000", "X", (0, (1, 1)))
+SERIES_STYLES = (BLUE, RED, GREEN, PINK, ORANGE, SKY, BLACK)
 
 
-def look(number: int) -> Look:
-    """The look of the n-th series."""
-    return LOOKS[number % len(LOOKS)]
+def series_style(number: int) -> SeriesStyle:
+    """The style of the n-th series."""
+    return SERIES_STYLES[number % len(SERIES_STYLES)]
 
 
 def distinct(rows: Iterable[dict[str, Any]], key: str) -> list[Any]:
-    """The values of a key in the order in which they first appear."""
+    """The values of a key in order of first appearance."""
     return list(dict.fromkeys(row[key] for row in rows))
 
 
@@ -69,15 +68,15 @@ def only(rows: Iterable[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]]:
     return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
 
 
-def measured(cell: dict[str, Any]) -> dict[str, float]:
-    """An accuracy of results.json and its interval, as the rows of a chart have them."""
+def accuracy_row(cell: Mapping[str, Any]) -> dict[str, float]:
+    """An accuracy of results.json and its interval, for a row of chart data."""
     return {"value": cell["accuracy"], "low": cell["low"], "high": cell["high"]}
 
 
 def points(
     axes: Axes,
     rows: Sequence[dict[str, Any]],
-    look: Look,
+    style: SeriesStyle,
     *,
     x: str,
     label: str | None = None,
@@ -86,15 +85,15 @@ def points(
     hollow: bool = False,
     shift: float = 0.0,
 ) -> None:
-    """Values with their intervals; ``shift`` moves them aside where they would cover others."""
+    """Draw values with their intervals; ``shift`` moves them aside where they would overlap."""
     axes.errorbar(
         [row[x] + shift for row in rows],
         [scale * row["value"] for row in rows],
         yerr=arms(rows, "value", "low", "high", scale),
-        color=look.colour,
-        marker=look.marker,
+        color=style.colour,
+        marker=style.marker,
         linestyle=line,
-        markerfacecolor="white" if hollow else look.colour,
+        markerfacecolor="white" if hollow else style.colour,
         elinewidth=1.1,
         capsize=2,
         label=label,
@@ -104,35 +103,35 @@ def points(
 def arms(
     rows: Sequence[dict[str, Any]], value: str, low: str, high: str, scale: float = 1.0
 ) -> list[list[float]]:
-    """The two arms of each interval, as error bars want them."""
+    """The two arms of each interval, for error bars."""
     below = [scale * max(0.0, row[value] - row[low]) for row in rows]
     above = [scale * max(0.0, row[high] - row[value]) for row in rows]
     return [below, above]
 
 
 def line(
-    axes: Axes, rows: Sequence[dict[str, Any]], look: Look, *, label: str | None = None
+    axes: Axes, rows: Sequence[dict[str, Any]], style: SeriesStyle, *, label: str | None = None
 ) -> None:
-    """Values over lam that are computed and have no interval."""
+    """Draw computed values over lam, which have no interval."""
     lam, value = ([row[key] for row in rows] for key in ("lam", "value"))
-    (drawn,) = axes.plot(lam, value, color=look.colour, linestyle=look.line, label=label)
-    if len(rows) == 1:  # a line of one value is a dash
+    (drawn,) = axes.plot(lam, value, color=style.colour, linestyle=style.line, label=label)
+    if len(rows) == 1:  # a line through one value would be invisible
         drawn.set(marker="_", markersize=24)
 
 
 def zero(axes: Axes, y: float = 0.0) -> None:
-    """A thin line at the value that means nothing happened."""
+    """Draw a thin reference line."""
     axes.axhline(y, color="#888888", linewidth=0.8, zorder=0)
 
 
 def legend_below(figure: Figure, axes: Axes, *, columns: int) -> None:
-    """One legend for all panels, where it covers no data."""
+    """Draw one legend for all panels, below them."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 def lam_axis(axes: Axes) -> None:
-    """The mixing ratio from 0 to 1."""
+    """Set up the axis of the mixing ratio, from 0 to 1."""
     axes.set_xlim(0, 1.03)
     axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1], ["0", "0.2", "0.4", "0.6", "0.8", "1"])
     axes.set_xlabel("mixing ratio λ")

@@ -2,75 +2,75 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
-from mixup_inference.reporting.figures.chart import Chart, Row
+from mixup_inference.metrics.accuracy import mean_interval
+from mixup_inference.reporting.figures.chart import Chart, Record
 from mixup_inference.reporting.figures.style import (
     BLUE,
     GREEN,
-    KINDS,
     RED,
-    Look,
+    SeriesStyle,
     distinct,
     lam_axis,
     legend_below,
     line,
-    look,
     only,
     points,
+    series_style,
     zero,
 )
+from mixup_inference.reporting.labels import defense_title
+from mixup_inference.reporting.schema import Analysis, Mean, Theory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Z = 1.96
+COMPONENTS: tuple[Literal["y"], Literal["y_hat"]] = ("y", "y_hat")
 SYMBOLS = {"y": "$F_y$", "y_hat": r"$F_{\hat{y}}$"}
-#: What Figure 2 shows: the input, the component, its look and its name in the legend. On clean
-#: inputs y_hat = y (Eq. 2), so that one component says it all.
-SERIES: tuple[tuple[str, str, Look, str], ...] = (
+#: The series of Figure 2: input, component, style and legend. On clean inputs y_hat = y (Eq. 2), so
+#: one component is enough.
+SERIES: tuple[tuple[Literal["clean", "adversarial"], str, SeriesStyle, str], ...] = (
     ("clean", "y", BLUE, r"clean, $F_y = F_{\hat{y}}$"),
     ("adversarial", "y", GREEN, "adversarial, $F_y$"),
     ("adversarial", "y_hat", RED, r"adversarial, $F_{\hat{y}}$"),
 )
 
 
-def within(estimate: dict[str, float]) -> dict[str, float]:
-    """An estimate with the interval of 1.96 standard errors.
-
-    >>> within({"mean": 3.0, "se": 1.0})
-    {'value': 3.0, 'low': 1.04, 'high': 4.96}
-    """
-    mean, arm = estimate["mean"], Z * estimate["se"]
-    return {"value": mean, "low": mean - arm, "high": mean + arm}
+def measured(estimate: Mean, count: int) -> dict[str, float]:
+    """A mean of ``count`` values and its 95% interval, for a row of chart data."""
+    interval = mean_interval(estimate["mean"], estimate["se"], count)
+    return dict(zip(("value", "low", "high"), interval, strict=True))
 
 
-def exactly(value: float) -> dict[str, float | None]:
-    """A value that is computed, not measured: it has no interval."""
+def computed(value: float) -> dict[str, float | None]:
+    """A computed value, which has no interval, for a row of chart data."""
     return {"value": value, "low": None, "high": None}
 
 
-def linearity(models: dict[str, Any], *, name: str = "linearity", of: str = "") -> Chart:
-    """How far each model is from linear between clean images, over the mixing ratio."""
+def linearity(models: Mapping[str, Analysis], *, name: str = "linearity", of: str = "") -> Chart:
+    """Each model's distance from linearity between clean images, over the mixing ratio."""
     rows = []
     for model, entry in models.items():
         found = entry["linearity"]
         for lam, estimate in zip(found["lams"], found["curve"], strict=True):
-            rows.append({"model": model, "quantity": "at λ", "lam": lam, **within(estimate)})
-        overall = within(found["overall"])
+            at_lam = measured(estimate, found["pairs"])
+            rows.append({"model": model, "quantity": "at λ", "lam": lam, **at_lam})
+        overall = measured(found["overall"], found["pairs"])
         rows.append({"model": model, "quantity": "mean over λ", "lam": None, **overall})
     title = f"Distance from linearity between clean images{of}"
     return Chart(name, title, rows, _paint_linearity, (7.2, 4.2))
 
 
-def _paint_linearity(figure: Figure, rows: list[Row]) -> None:
+def _paint_linearity(figure: Figure, rows: list[Record]) -> None:
     axes = figure.add_subplot()
     for number, model in enumerate(distinct(rows, "model")):
         curve = only(rows, model=model, quantity="at λ")
         (mean,) = only(rows, model=model, quantity="mean over λ")
         arm = mean["high"] - mean["value"]
         label = f"{model} (mean {mean['value']:.3f} ± {arm:.3f})"
-        style = look(number)
+        style = series_style(number)
         points(axes, curve, style, x="lam", label=label, line=style.line)
     lam_axis(axes)
     axes.set_ylim(bottom=0)
@@ -78,8 +78,8 @@ def _paint_linearity(figure: Figure, rows: list[Row]) -> None:
     legend_below(figure, axes, columns=2)
 
 
-def predictions(model: str, entry: dict[str, Any]) -> Chart:
-    """Figure 2: F_MI's components y and y_hat over lam, and what Table 1 says they should be.
+def predictions(model: str, entry: Analysis) -> Chart:
+    """Figure 2: F_MI's components y and y_hat over lam, measured and according to Table 1.
 
     Rows with lam = 1 and the source "without MI" are F(x) itself.
     """
@@ -87,22 +87,27 @@ def predictions(model: str, entry: dict[str, Any]) -> Chart:
     seen = set()
     for found in entry["theory"]:
         for given, component, _, _ in SERIES:
-            part = found[given]
-            row = {"model": model, "attack": found["attack"], "kind": found["kind"].upper()}
-            row |= {"input": given, "component": component}
+            part, used = found[given], found["counts"]["used"]
+            row = _common(model, found) | {"input": given, "component": component}
             if tuple(row.values()) not in seen:  # it is the same for every lam
                 seen.add(tuple(row.values()))
-                rows.append({**row, "lam": 1.0, "source": "without MI", **within(part[component])})
-            measured, theory = part[f"{component}_mi"], part["theory"][f"{component}_mi"]
-            rows.append({**row, "lam": found["lam"], "source": "measured", **within(measured)})
-            rows.append({**row, "lam": found["lam"], "source": "theory", **exactly(theory)})
+                plain = measured(part[component], used)
+                rows.append({**row, "lam": 1.0, "source": "without MI", **plain})
+            row["lam"], key = found["lam"], f"{component}_mi"
+            rows.append({**row, "source": "measured", **measured(part[key], used)})
+            rows.append({**row, "source": "theory", **computed(part["theory"][key])})
     attacks = " and ".join(distinct(rows, "attack"))
     title = f"Predictions: {model}, {attacks} PGD-{entry['steps']}"
     height = 2.5 * len(distinct(rows, "attack")) + 1.4
     return Chart(f"predictions-{model}", title, rows, _paint_predictions, (8, height))
 
 
-def _paint_predictions(figure: Figure, rows: list[Row]) -> None:
+def _common(model: str, found: Theory) -> Record:
+    """What all rows of an analysis share."""
+    return {"model": model, "attack": found["attack"], "kind": defense_title(found["kind"])}
+
+
+def _paint_predictions(figure: Figure, rows: list[Record]) -> None:
     attacks, kinds = distinct(rows, "attack"), distinct(rows, "kind")
     grid = figure.subplots(len(attacks), len(kinds), sharex=True, sharey=True, squeeze=False)
     for panels, attack in zip(grid, attacks, strict=True):
@@ -124,7 +129,7 @@ def _paint_predictions(figure: Figure, rows: list[Row]) -> None:
 
 
 def _key(figure: Figure) -> None:
-    """A legend of two lines: the series above, the three ways in which each is drawn below."""
+    """Draw a legend of two lines: the series above, the three markers of each below."""
     from matplotlib.lines import Line2D  # noqa: PLC0415
 
     handles = []
@@ -141,7 +146,7 @@ def _key(figure: Figure) -> None:
     figure.legend(handles=handles, loc="outside lower center", ncols=len(SERIES))
 
 
-BOUND = Look("#000000", "", "-")
+BOUND = SeriesStyle("#000000", "", "-")
 QUANTITIES = {
     "input transfer": ("input_transfer", BLUE),
     "perturbation shrinkage": ("perturbation_shrinkage", GREEN),
@@ -149,17 +154,16 @@ QUANTITIES = {
 }
 
 
-def mechanisms(model: str, entry: dict[str, Any]) -> list[Chart]:
+def mechanisms(model: str, entry: Analysis) -> list[Chart]:
     """Eq. 13's two mechanisms over lam and the bound on their sum (Eq. 12, 15), per attack."""
     rows = []
     for found in entry["theory"]:
-        for component in ("y", "y_hat"):
-            row = {"model": model, "attack": found["attack"], "kind": found["kind"].upper()}
-            row |= {"component": component, "lam": found["lam"]}
-            part = found[component]
+        for component in COMPONENTS:
+            row = _common(model, found) | {"component": component, "lam": found["lam"]}
+            part, used = found[component], found["counts"]["used"]
             for quantity, (key, _) in QUANTITIES.items():
-                rows.append({**row, "quantity": quantity, **within(part[key])})
-            rows.append({**row, "quantity": "bound", **exactly(part["bound"])})
+                rows.append({**row, "quantity": quantity, **measured(part[key], used)})
+            rows.append({**row, "quantity": "bound", **computed(part["bound"])})
     return [
         Chart(
             f"mechanisms-{model}-{attack}",
@@ -172,10 +176,10 @@ def mechanisms(model: str, entry: dict[str, Any]) -> list[Chart]:
     ]
 
 
-def _paint_mechanisms(figure: Figure, rows: list[Row]) -> None:
+def _paint_mechanisms(figure: Figure, rows: list[Record]) -> None:
     kinds = distinct(rows, "kind")
     grid = figure.subplots(2, len(kinds), sharex=True, sharey="row", squeeze=False)
-    for panels, component in zip(grid, ("y", "y_hat"), strict=True):
+    for panels, component in zip(grid, COMPONENTS, strict=True):
         for axes, kind in zip(panels, kinds, strict=True):
             some = only(rows, kind=kind, component=component)
             for number, (quantity, (_, style)) in enumerate(QUANTITIES.items()):
@@ -194,29 +198,29 @@ def _paint_mechanisms(figure: Figure, rows: list[Row]) -> None:
     legend_below(figure, grid[0, 0], columns=4)
 
 
-def detection_gap(model: str, entry: dict[str, Any]) -> Chart:
-    """The detection gap over lam, measured and as Eq. 14 and 16 have it."""
+def detection_gap(model: str, entry: Analysis) -> Chart:
+    """The detection gap over lam, measured and according to Eq. 14 and 16."""
     rows = []
     for found in entry["theory"]:
-        row = {"model": model, "attack": found["attack"], "kind": found["kind"].upper()}
-        row |= {"lam": found["lam"]}
-        rows.append({**row, "source": "measured", **within(found["detection_gap"])})
-        rows.append({**row, "source": "theory", **exactly(found["detection_gap_theory"])})
+        row = _common(model, found) | {"lam": found["lam"]}
+        gap = measured(found["detection_gap"], found["counts"]["used"])
+        rows.append({**row, "source": "measured", **gap})
+        rows.append({**row, "source": "theory", **computed(found["detection_gap_theory"])})
     attacks = " and ".join(distinct(rows, "attack"))
     title = f"Detection gap: {model}, {attacks} PGD-{entry['steps']}"
     width = 8 if len(distinct(rows, "attack")) > 1 else 5
     return Chart(f"detection-gap-{model}", title, rows, _paint_gap, (width, 3.8))
 
 
-def _paint_gap(figure: Figure, rows: list[Row]) -> None:
+def _paint_gap(figure: Figure, rows: list[Record]) -> None:
     attacks = distinct(rows, "attack")
     (grid,) = figure.subplots(1, len(attacks), sharex=True, sharey=True, squeeze=False)
     for axes, attack in zip(grid, attacks, strict=True):
-        for number, (kind, style) in enumerate(KINDS.items()):
-            some = only(rows, attack=attack, kind=kind)
+        for number, kind in enumerate(distinct(rows, "kind")):
+            some, style = only(rows, attack=attack, kind=kind), series_style(number)
             line(axes, only(some, source="theory"), style, label=f"{kind}, theory")
-            measured, shift = only(some, source="measured"), 0.012 * (number - 0.5)
-            points(axes, measured, style, x="lam", label=f"{kind}, measured", shift=shift)
+            seen, shift = only(some, source="measured"), 0.012 * (number - 0.5)
+            points(axes, seen, style, x="lam", label=f"{kind}, measured", shift=shift)
         zero(axes)
         axes.set_title(attack)
         lam_axis(axes)

@@ -1,0 +1,87 @@
+"""Attacks of a user's own: any function that returns adversarial images, run as one of ours."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mixup_inference.attacks.base import (
+    AttackResult,
+    Batch,
+    BatchResult,
+    Method,
+    run,
+    within_threat_model,
+)
+from mixup_inference.attacks.options import OPTIONS, AttackOptions
+from mixup_inference.attacks.query import lent
+from mixup_inference.draws import derive_seed
+from mixup_inference.errors import InputError
+
+#: Draws by which the loss of an example is estimated.
+DRAWS = 10
+
+
+def run_custom(
+    name: str,
+    function: Callable[..., Tensor | AttackResult],
+    defense: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    settings: Mapping[str, Any],
+    options: AttackOptions,
+) -> AttackResult:
+    """Run ``function(defense, x, y, *, eps, ..., **settings)``, which returns adversarial images.
+
+    It is called with one batch at a time, and with those of eps, norm, seed, index and targets
+    that it names. Global generators are seeded for each batch and restored afterwards; for results
+    that do not depend on the batch size, draw from ``mixup_inference.draws`` with seed and index.
+    Its images are projected onto the threat model, with a warning if they had left it; passes are
+    counted; and success is evaluated on fresh draws, as for all attacks.
+    """
+    names = inspect.signature(function).parameters
+
+    def attack_batch(batch: Batch, **given: Any) -> BatchResult:
+        if batch.target is not None and "targets" not in names:
+            raise InputError(f"{name} cannot be targeted: it has no keyword argument targets.")
+        options = {
+            "eps": batch.threat_model.eps,
+            "norm": batch.threat_model.norm,
+            "seed": batch.seed,
+            "index": batch.index,
+            "targets": batch.target,
+        }
+        keywords = {key: value for key, value in options.items() if key in names} | dict(settings)
+        passes, before = batch.model.passes, replace(batch.model.passes)
+        module = batch.model.module
+        with lent(module, derive_seed(batch.seed, "custom", name, int(batch.index[0])), batch.x):
+            out = function(module, batch.x, batch.y, **keywords)
+        if isinstance(out, AttackResult):  # its own count is exact, also around a folded copy of F
+            passes.forward = before.forward + out.forward
+            passes.backward = before.backward + out.backward
+            out = out.examples
+        if not isinstance(out, Tensor):
+            raise InputError(
+                f"{name} must return a tensor of images or an AttackResult; saw "
+                f"{type(out).__name__}."
+            )
+        bounded = "eps" in names
+        examples = within_threat_model(name, batch, out.detach().to(batch.x), bounded=bounded)
+        batch.tick()
+        first = batch.loss(batch.x, "ce", given["draws"], "first")
+        last = batch.loss(examples, "ce", given["draws"], "last")
+        return BatchResult(examples, last, torch.stack([first, last]))
+
+    method = Method(name, attack_batch, queries=lambda _: 1, fold=False)
+    draws = settings.get("draws", DRAWS)
+    return run(method, defense, x, y, {**settings, "draws": draws}, options)
+
+
+def is_custom(function: Callable[..., Any]) -> bool:
+    """Whether a function is a user's own, and not an attack that takes all our options."""
+    return not OPTIONS.keys() <= inspect.signature(function).parameters.keys()

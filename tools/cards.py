@@ -1,0 +1,159 @@
+"""Write the card of every shipped model, from its header and results/.
+
+Run it after `ship.py` and `keep.py`. Linearity is measured for it, on the test images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from mixup_inference import from_pretrained, load_dataset
+from mixup_inference.metrics.accuracy import wilson
+from mixup_inference.models import shipped_models
+from mixup_inference.theory import linearity
+from mixup_inference.training import OBJECTIVES
+
+RESULTS = Path(__file__).parents[1] / "results"
+TITLES = {
+    "erm": "plain training (ERM)",
+    "mixup": "mixup",
+    "at": "adversarial training, clean and attacked images 1:1",
+    "iat": "interpolated adversarial training, clean and attacked images 1:1",
+}
+LIMITS = """\
+## What it must not be used for
+
+- As a defence against somebody who knows of it. The attacks of this card ignore the defence, as
+  those of the paper's tables do; attacks through a defence can leave less, down to what they leave
+  without it.
+- To classify photographs for a decision that matters: it knows {classes} classes in images of 32x32
+  pixels, and answers with one of them whatever it sees.
+- With a pool of test images, if the accuracy is to be believed.
+"""
+
+
+def card(name: str) -> str:
+    """One model's card, in Markdown."""
+    model = from_pretrained(name)
+    header: dict[str, Any] = model.card
+    recipe, data, objective = header["recipe"], header["data"], header["objective"]
+    size = sum(parameter.numel() for parameter in model.parameters())
+    inner = (
+        f"; inner attack {recipe['steps']} steps of {_in_255(recipe['step'])}, eps "
+        f"{_in_255(recipe['eps'])}"
+        if OBJECTIVES[objective].adversarial
+        else ""
+    )
+    beta = f"; Beta({recipe['alpha']:g}, {recipe['alpha']:g})"
+    mixing = beta if OBJECTIVES[objective].uses_mixup else ""
+    schedule = (
+        f"{recipe['epochs']} epochs, batches of {recipe['batch_size']}, one cycle up to "
+        f"{recipe['lr']:g}, weight decay {recipe['weight_decay']:g}, flips, crops; "
+        f"{recipe['precision']}; seed {header['seed']}"
+    )
+    classes = header["architecture"]["num_classes"]
+    facts = [
+        ("data", f"the 50,000 training images of {data}; the weights contain no images"),
+        ("network", f"`{header['architecture']['name']}`, {size:,} parameters"),
+        ("input", "NCHW, pixels in [0, 1]; the normalisation is inside"),
+        ("recipe", f"{TITLES[objective]}{mixing}{inner}; {schedule}"),
+        ("time", f"{header['training_seconds'] / 60:.0f} minutes on one core"),
+        ("again", f"`mixup-inference train {data}-training`"),
+        ("kept in", "16 bits, and measured so"),
+    ]
+    lines = [
+        f"# {name}",
+        "",
+        f'`from_pretrained("{name}")`, `--weights {name}`, or `weights = "{name}"` in a spec.',
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {key} | {value} |" for key, value in facts),
+        "",
+        *_accuracy(header, data, objective),
+        *_linearity(model, data),
+        *_defended(data, objective),
+        LIMITS.format(classes=classes),
+    ]
+    return "\n".join(lines)
+
+
+def _accuracy(header: dict[str, Any], data: str, objective: str) -> list[str]:
+    clean = header["clean_accuracy"]
+    rows = [("clean, all test images", clean["correct"], clean["total"])]
+    for row in _results(data, objective).get("rows", ()):
+        if row["model"] == objective and row["defense"] == "none":
+            rows += [
+                (f"{column}, attack on this model", cell["correct"], cell["total"])
+                for column, cell in row["cells"].items()
+                if column != "clean"
+            ]
+    lines = ["## Accuracy", "", "| | correct | of | percent, 95% interval |", "|---|---:|---:|---|"]
+    for what, correct, total in rows:
+        low, high = wilson(correct, total)
+        share = f"{100 * correct / total:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+        lines.append(f"| {what} | {correct:,} | {total:,} | {share} |")
+    return [*lines, ""]
+
+
+def _linearity(model: nn.Module, data: str) -> list[str]:
+    found = linearity(model, load_dataset(data).test.images, pairs=1000)
+    half = dict(zip(found.lams, found.curve, strict=True))[0.5]
+    return [
+        "## How linear it is",
+        "",
+        f"Half-way between two test images ({found.pairs:,} pairs) its prediction is off the mean",
+        f"of the two predictions by {half.mean:.3f} ± {1.96 * half.se:.3f} in total variation",
+        "(0: linear, 1: as far as can be).",
+        "",
+    ]
+
+
+def _defended(data: str, objective: str) -> list[str]:
+    results = _results(data, objective)
+    rows = [
+        row
+        for row in results.get("rows", ())
+        if row["model"] == objective and row["defense"].startswith("mi-")
+    ]
+    if not rows:
+        return []
+    columns = [c for c in rows[0]["cells"] if c == "clean" or c.endswith("PGD-10")]
+    lines = [
+        "## With mixup inference",
+        "",
+        "| | settings | " + " | ".join(columns) + " |",
+        "|---|---|" + "---:|" * len(columns),
+    ]
+    for row in rows:
+        settings = ", ".join(f"{key} {value}" for key, value in row["settings"].items())
+        cells = [f"{100 * row['cells'][c]['accuracy']:.1f}" for c in columns]
+        lines.append(f"| {row['title']} | {settings} | " + " | ".join(cells) + " |")
+    points, draws = results["points"]["test"], results["spec"]["draws"]
+    return [*lines, "", f"Attacks that ignore the defence, {points:,} images, {draws} draws.", ""]
+
+
+def _results(name: str, objective: str) -> dict[str, Any]:
+    """The results of a spec, if they are about the model that ships."""
+    path = RESULTS / name / "results.json"
+    if not path.exists():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text())
+    about = found["spec"]["models"].get(objective, {}).get("weights")
+    return found if about == f"{found['spec']['data']['name']}-{objective}" else {}
+
+
+def _in_255(value: float) -> str:
+    return f"{255 * value:g}/255"
+
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    for shipped, folder in shipped_models().items():
+        (folder / "README.md").write_text(card(shipped), encoding="utf-8")
+        print(folder / "README.md")
