@@ -28,7 +28,7 @@ def shrink(experiment: Experiment) -> list[dict[str, object]]:
     test, rows = experiment.data.points["test"], []
     for name, mode in product(experiment.spec.used_models, experiment.spec.attack.modes):
         model, clean = experiment.models[name], test.pixels
-        change = experiment.examples(name, mode)[STEPS] - clean
+        change = experiment.examples(name, mode)[f"PGD-{STEPS}"] - clean
         for part in PARTS:
             found = evaluate(model, clean + part * change, test.labels)
             rows.append({"model": name, "attack": mode, "part": part, **cell_entry(found)})

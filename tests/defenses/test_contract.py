@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from mixup_inference import InputError, Pool
 from mixup_inference.attacks import eot_pgd
-from mixup_inference.defenses import DEFENSES, Defense, make_defense, settings_of
+from mixup_inference.defenses import DEFENSES, Defense, group_of, make_defense, settings_of
+from mixup_inference.draws import make_key
 from mixup_inference.evaluation import evaluate
 
 torch.manual_seed(0)
@@ -117,8 +118,7 @@ def test_draws_belong_to_samples(name):
 
 @every
 def test_is_random_if_the_entry_says_so(name):
-    settings = {"threshold": -1.0} if name == "mi-combined" else {}
-    defense = make(name, **settings)
+    defense = make(name, **DEFENSES[name].costliest)
     assert (not torch.equal(defense(X), defense(X))) == DEFENSES[name].random
 
 
@@ -153,3 +153,33 @@ def test_evaluated_and_attacked(name):
     result = eot_pgd(make(name), X, y, eps=0.3, steps=3, draws=2, repeats=2)
     assert result.examples.shape == X.shape
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_words_that_draws_are_made_from():
+    """Every published number depends on them."""
+    defense, combined = make("gaussian", seed=4), make("mi-combined", seed=4)
+    indexed = defense.numbers(X, INDEX, "a")
+    assert indexed.key == make_key(4, "index", "a")
+    assert torch.equal(indexed.index, INDEX)
+    assert torch.equal(indexed.k, torch.arange(5))
+    assert defense.frozen().numbers(X).key == make_key(4, "frozen")
+    assert not defense.frozen().numbers(X).index.any()
+    for call in (1, 2):
+        assert defense.numbers(X, draws=2).key == make_key(4, "call", call)
+        detect, defend = combined.part_numbers(X)
+        assert detect.key == make_key(4, "detect", "call", call)
+        assert defend.key == make_key(4, "defend", "call", call)
+    detect, defend = combined.part_numbers(X, INDEX, 3, draws=2)
+    assert (detect.key, defend.key) == (
+        make_key(4, "detect", "index", 3),
+        make_key(4, "defend", "index", 3),
+    )
+    assert torch.equal(detect.k, torch.arange(2))
+    torch.testing.assert_close(
+        defense(X, index=INDEX, stream="a"), defense.average(X, None, indexed)
+    )
+
+
+def test_the_group_of_a_name_in_results():
+    found = {name: group_of(name) for name in ("none", "mi-pl", "rotation", "user-noise", "gone")}
+    assert list(found.values()) == ["none", "mixup", "baseline", "user", "user"]

@@ -227,7 +227,7 @@ def test_help_shows_examples_everywhere():
         (["rum"], "rum"),
         (["analyze", "digits", "--model", "nope"], "unknown model in figures: 'nope'"),
         (["analyze", "digits", "--points", "9"], "--points would be ignored"),
-        (["tune", "digits", "--defense", "none"], "unknown defence with settings to tune"),
+        (["tune", "digits", "--defense", "none"], "has no settings to tune"),
         (["tune", "digits", "--loss", "-1"], "--loss"),
         (["analyze", "--data", "digits", "--weights", "x", "--attack", "apgd"], "for `evaluate`"),
         (["report", "nowhere"], "finished run"),

@@ -104,7 +104,7 @@ def _of_model(seed):
     sets = ("clean", *MODES, "calibration")
     answered = Answers(
         {name: answers(4.0) for name in sets},
-        {(k, lam): {n: answers(2.0) for n in sets} for k in ("MI-PL", "MI-OL") for lam in LAMS},
+        {(k, lam): {n: answers(2.0) for n in sets} for k in ("mi-pl", "mi-ol") for lam in LAMS},
     )
     far = torch.rand(50, len(LAMS), generator=noise)
     curve = tuple(estimate(column) for column in far.T)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -95,6 +96,38 @@ def test_the_user_may_allow_it(here):
     assert done.returncode == 0, done.stderr
     assert (here / "executed").exists()
     assert (here / "runs" / "tiny" / "results.json").exists()
+
+
+OWN = """
+import pathlib
+import numpy as np
+from mixup_inference.training.objectives import erm
+pathlib.Path("executed").touch()
+
+def data():
+    y = np.arange(60) % 3
+    x = np.full((60, 1, 8, 8), 0.3, np.float32) * y[:, None, None, None]
+    return (x, y), (x[:12], y[:12])
+
+def same(model, batch, recipe, classes):
+    pathlib.Path("trained").touch()
+    return erm(model, batch, recipe, classes)
+"""
+
+
+def test_objectives_and_data_sets_of_ones_own(here):
+    spec = COMMON.replace("digits", "own:data").replace("evil_net:build", "small_cnn")
+    (here / "own.py").write_text(OWN)
+    (here / "own.toml").write_text(spec.replace('"erm"', '"own:same"'))
+    refused = call("run", "own.toml", cwd=here)
+    assert refused.returncode != 0
+    assert "is Python code" in refused.stderr
+    assert not (here / "executed").exists()
+    done = call("run", "own.toml", "--allow-code", cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert (here / "trained").exists()
+    results = json.loads((here / "runs" / "tiny" / "results.json").read_text())
+    assert results["trainings"]["m"]["objective"] == "own:same"
 
 
 def test_what_is_given_by_hand_is_the_users_own_act(here):

@@ -38,13 +38,13 @@ THREAT_MODELS = {
     "oblivious": "Oblivious",
     "transfer": "Transfer",
     "paper": "Paper's adaptive",
-    "official": "Official adaptive",
-    "eot": "Through the defence (EOT)",
+    "official": "Published adaptive",
+    "eot": "Adaptive (EOT)",
     "black-box": "Black-box",
     "peer": "Other libraries",
     "custom": "Your own",
     "detector": "Detector-aware",
-    "frozen": "Knows the seed",
+    "frozen": "Known seed",
 }
 
 #: Arguments that are objects, not settings of a spec.
@@ -156,7 +156,7 @@ for _entry in (
         title="transfer PGD-{steps}",
         counts=("steps", "draws"),
         surrogates=True,
-        requires="needs other models to craft examples on (--surrogate)",
+        requires="needs other models to craft examples on",
     ),
     AttackEntry(
         "official-adaptive",

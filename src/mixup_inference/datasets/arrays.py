@@ -33,7 +33,7 @@ def as_tensors(images: Any, labels: Any = None, *, what: str = "the data") -> tu
 
 
 def as_dataset(data: Any, *, what: str = "the data set") -> Dataset:
-    """Make a ``Dataset`` of one, of a pair (train, test), or of the first part alone.
+    """Make a ``Dataset`` of a pair (train, test), in which test may be None, or of train alone.
 
     A part is a pair (images, labels) of tensors or arrays, or a Dataset or DataLoader of such.
     """

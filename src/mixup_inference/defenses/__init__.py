@@ -15,7 +15,13 @@ from mixup_inference.defenses.combined import CombinedInference
 from mixup_inference.defenses.gap import gap
 from mixup_inference.defenses.mixup import MixupInference
 from mixup_inference.defenses.presets import PRESETS, Preset, get_preset, read_preset, write_preset
-from mixup_inference.defenses.registry import DEFENSES, DefenseEntry, make_defense, settings_of
+from mixup_inference.defenses.registry import (
+    DEFENSES,
+    DefenseEntry,
+    group_of,
+    make_defense,
+    settings_of,
+)
 
 __all__ = [
     "DEFENSES",
@@ -32,6 +38,7 @@ __all__ = [
     "ResizePad",
     "gap",
     "get_preset",
+    "group_of",
     "images_at_once",
     "make_defense",
     "mean_prediction",

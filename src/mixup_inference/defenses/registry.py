@@ -156,6 +156,11 @@ def settings_of(kind: str) -> set[str]:
     return DEFENSES[kind].settings
 
 
+def group_of(kind: str) -> Group:
+    """The group of a defence by its name, such as one in results; "user" if it is not loaded."""
+    return DEFENSES[kind].group if kind in DEFENSES else "user"
+
+
 def make_defense(
     kind: str, model: nn.Module, pool: Pool | None = None, **settings: Any
 ) -> nn.Module:

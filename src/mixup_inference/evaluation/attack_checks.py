@@ -1,8 +1,8 @@
-"""Checks that an attack works, to be shown beside its result: a red one says do not trust it.
+"""Sanity checks of an attack, shown beside its result: if one fails, do not trust the number.
 
-They ask what is true of every attack that does its work (Carlini et al., 2019; Tramer et al.,
-2020): more effort does not help the defender, an attack that may change everything leaves
-nothing, an attack that knows less does no better, and what was planted is found.
+They test what holds for every attack that works (Carlini et al., 2019; Tramer et al., 2020): more
+effort does not help the defender, an unbounded attack leaves nothing, an attack that knows less
+does no better, and planted examples are found.
 """
 
 from __future__ import annotations
@@ -16,29 +16,34 @@ from typing import Any
 from torch import Tensor, nn
 
 from mixup_inference.attacks import AttackResult, QueryModel, eot_pgd, freeze
+from mixup_inference.attacks.options import OPTIONS
 from mixup_inference.errors import InputError
-from mixup_inference.evaluation.binarization_test import Check, planted_test
+from mixup_inference.evaluation.binarization_test import Check, binarization_test
 from mixup_inference.metrics.robust_accuracy import RobustAccuracy, paired_difference
 from mixup_inference.validation import check_int
 
 __all__ = ["Check", "at_least_as_strong", "check_attack", "loss_rises"]
 
-RISES = "the loss rises"
-TWICE = "twice the {} do not help the defender"
-FROZEN = "at least as strong on the frozen defence"
-ALL = "eps = 1 leaves nothing"
+#: Names of the checks, by their ids.
+NAMES = {
+    "loss-rises": "the loss rises",
+    "twice-steps": "twice the steps do not help the defender",
+    "twice-draws": "twice the draws do not help the defender",
+    "seed-known": "at least as strong on the frozen defence",
+    "unbounded": "eps = 1 leaves nothing",
+}
 ALLOWED = 0.01  # of accuracy, with eps = 1
 
 
 def loss_rises(trace: Tensor) -> Check:
-    """The loss ends higher than it starts, and is not lower in the last third than in the first.
+    """Check that the loss ends higher than it starts, and does not fall over the thirds.
 
     >>> import torch
     >>> loss_rises(torch.tensor([0.5, 2.0, 3.0])).detail
     'the loss goes from 0.5 to 3 (mean of the first third 0.5, of the last 3).'
     """
     if len(trace) < 2:
-        return Check(RISES, None, "the attack took no step.")
+        return _check("loss-rises", None, "the attack took no step.")
     third = max(1, len(trace) // 3)
     start, end = float(trace[0]), float(trace[-1])
     first, last = float(trace[:third].mean()), float(trace[-third:].mean())
@@ -46,19 +51,19 @@ def loss_rises(trace: Tensor) -> Check:
         f"the loss goes from {start:.3g} to {end:.3g} "
         f"(mean of the first third {first:.3g}, of the last {last:.3g})."
     )
-    return Check(RISES, end > start and last >= first, detail)
+    return _check("loss-rises", end > start and last >= first, detail)
 
 
 def at_least_as_strong(
-    name: str,
+    check_id: str,
     strong: Tensor,
     weak: Tensor,
     *,
     titles: tuple[str, str] = ("it", "the other"),
 ) -> Check:
-    """Fails if ``strong`` leaves a higher accuracy than ``weak`` does, beyond noise.
+    """Fail if ``strong`` leaves a significantly higher accuracy than ``weak`` does.
 
-    Both are fooled matrices, of the same points; ``titles`` are what the sentence calls them.
+    Both are fooled matrices of the same points; ``titles`` are their names in the sentence.
     """
     value, low, high = paired_difference(strong, weak)
     left = [RobustAccuracy(fooled).value for fooled in (strong, weak)]
@@ -66,7 +71,12 @@ def at_least_as_strong(
         f"{titles[0]} leaves {left[0]:.1%}, {titles[1]} {left[1]:.1%}: "
         f"{_points(value)} points (95%: {_points(low)} to {_points(high)})."
     )
-    return Check(name, low <= 0, detail)
+    return _check(check_id, low <= 0, detail, titles[1])
+
+
+def _check(check_id: str, passed: bool | None, detail: str, other: str = "") -> Check:  # noqa: FBT001
+    name = NAMES.get(check_id, f"at least as strong as {other}")
+    return Check(check_id, name, passed, detail)
 
 
 def check_attack(
@@ -83,24 +93,24 @@ def check_attack(
     planted: int = 20,
     **options: Any,
 ) -> list[Check]:
-    """All checks of an attack on a defence, on a few points (some fifty).
+    """Run all checks of an attack on a defence, on a few points (some fifty).
 
-    It costs about ten times what the attack itself costs on these points.
+    This costs about ten times as much as the attack itself on these points.
 
     Args:
         defense: a defence, or any classifier.
         x: clean images in [0, 1].
         y: the true labels.
         attack: called as ``attack(module, x, y, steps=, draws=, loss=, **options)``; if it has
-            the options ``step`` and ``schedule`` too, they are set to match eps = 1.
-        steps: that the attack is used with.
-        draws: that the attack is used with.
-        loss: that the attack is used with.
+            the settings ``step`` and ``schedule``, they are set to match eps = 1.
+        steps: with which the attack is used.
+        draws: with which the attack is used.
+        loss: with which the attack is used.
         others: the fooled matrices, on the same points, of attacks that know less (transfer,
             Square), by title.
         frozen: the fooled matrix of the attack on the frozen defence, if there is one already.
-        planted: how many of the points are given a planted example.
-        **options: see ``Common``.
+        planted: on how many of the points the binarization test is run.
+        **options: see ``AttackOptions``.
     """
     check_int(steps, what="steps", least=1)
     for title, fooled in (others or {}).items():
@@ -119,29 +129,30 @@ def check_attack(
     if QueryModel(defense, x).is_random:
         checks.append(_effort("draws", draws, main.fooled, run(defense, draws=2 * draws).fooled))
         if frozen is None and QueryModel(freeze(defense), x).is_random:
-            checks.append(Check(FROZEN, None, "the module draws from a generator of its own."))
+            why = "the module draws from a generator of its own."
+            checks.append(_check("seed-known", None, why))
         else:
             fixed = run(freeze(defense)).fooled if frozen is None else frozen
             titles = "on the frozen defence it", "on the random one"
-            checks.append(at_least_as_strong(FROZEN, fixed, main.fooled, titles=titles))
+            checks.append(at_least_as_strong("seed-known", fixed, main.fooled, titles=titles))
     else:
-        names = TWICE.format("draws"), FROZEN
-        checks += [Check(name, None, "the module has no randomness.") for name in names]
+        why = "the module has no randomness."
+        checks += [_check("twice-draws", None, why), _check("seed-known", None, why)]
     checks.append(_change_everything(defense, x, y, attack, settings))
     for title, fooled in (others or {}).items():
-        name = f"at least as strong as {title}"
-        checks.append(at_least_as_strong(name, main.fooled, fooled, titles=("it", title)))
+        titles = "it", title
+        checks.append(at_least_as_strong("weaker-attack", main.fooled, fooled, titles=titles))
     few: dict[str, Any] = {
         name: value[:planted] if isinstance(value, Tensor) else value
         for name, value in settings.items()
     }
-    return [*checks, planted_test(defense, x[:planted], y[:planted], attack=attack, **few)]
+    return [*checks, binarization_test(defense, x[:planted], y[:planted], attack=attack, **few)]
 
 
 def _effort(what: str, count: int, once: Tensor, twice: Tensor) -> Check:
-    """Whether twice the effort does not help the defender; and a hint if it helps the attack."""
+    """Check that twice the effort does not help the defender; mention if it helps the attack."""
     titles = f"with {2 * count} {what} it", f"with {count}"
-    check = at_least_as_strong(TWICE.format(what), twice, once, titles=titles)
+    check = at_least_as_strong(f"twice-{what}", twice, once, titles=titles)
     if paired_difference(twice, once)[2] >= 0:
         return check
     return replace(check, detail=f"{check.detail[:-1]}, so even more {what} may find more.")
@@ -154,8 +165,8 @@ def _change_everything(
     attack: Callable[..., AttackResult],
     settings: Mapping[str, Any],
 ) -> Check:
-    """Whether an attack that may change the whole image leaves nothing, given steps enough."""
-    linf = settings.get("norm", "linf") == "linf"
+    """Check that an attack that may change the whole image leaves nothing, given enough steps."""
+    linf = settings.get("norm", OPTIONS["norm"]) == "linf"
     eps = 1.0 if linf else math.sqrt(x[0].numel())  # the diagonal of the image
     known = inspect.signature(attack).parameters
     change = {"step": eps / 4, "schedule": "linear"}
@@ -168,7 +179,7 @@ def _change_everything(
             break
     words = "eps = 1" if linf else f"eps = {eps:.3g}, the diagonal of the image,"
     detail = f"with {words} and {steps} steps it leaves {left:.1%} (allowed: {ALLOWED:.0%})."
-    return Check(ALL, left <= ALLOWED, detail)
+    return _check("unbounded", left <= ALLOWED, detail)
 
 
 def _points(share: float) -> str:

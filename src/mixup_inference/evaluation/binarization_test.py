@@ -1,10 +1,9 @@
-"""The binarisation test: plant an example that changes the answer, see whether the attack finds it.
+"""The binarization test (Zimmermann et al., 2022): does the attack find a planted example?
 
-An attack that finds nothing proves something only if it finds what is there. So each point gets a
-question of its own, "does the defence answer here as it does at the planted example?", to which
-the point and its surroundings say no, and the planted example, within eps, says yes. It is a
-linear reading of the defence's log-probabilities, so an attack on it goes through the whole
-defence, with its gradients and its randomness. After Zimmermann et al. (2022).
+An attack that finds nothing proves something only if it finds what exists. So each point gets a
+binary readout of its own, a linear function of the defence's log-probabilities: no at the point and
+around it, yes at an example planted within eps. An attack on the readout goes through the whole
+defence, with its gradients and its randomness.
 """
 
 from __future__ import annotations
@@ -27,22 +26,24 @@ from mixup_inference.attacks import (
     judge,
     pgd,
 )
+from mixup_inference.attacks.options import OPTIONS, parse_options
+from mixup_inference.attacks.success import Points, check_points
 from mixup_inference.defenses import Defense, mean_prediction
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError
-from mixup_inference.validation import check_images, check_index, check_int, check_labels
+from mixup_inference.validation import check_int
 
-NAME = "finds planted examples"
+ID, NAME = "binarization", "finds planted examples"
 
-FEWEST = 5  # points with a planted example, and a tenth of all, to decide anything
+MIN_POINTS = 5  # with a planted example, and a tenth of all, for a conclusion
 
-TRIES = 20  # random corners of the ball that the random search looks at
+TRIES = 20  # random corners of the ball that the random search evaluates
 
-INNER = 12  # points within half of eps of x, which must say no
+INNER = 12  # points within half of eps of x, where the readout must be no
 
-OUTER = 8  # random corners, which must say no too; as many others may be planted
+OUTER = 8  # random corners, where it must be no too; as many others may be planted
 
-LOOKS = 5  # answers at a place that a question is fitted to, and as many that check it
+REPEATS = 5  # answers at a place that a readout is fitted to, and as many that check it
 
 SNAPSHOTS = (2, 4, 16)  # steps of the PGD that makes the planted example: the first that will do
 
@@ -55,62 +56,69 @@ CLEAR = 1.0  # by how many standard deviations of its noise an answer must be ye
 
 @dataclass(frozen=True)
 class Check:
-    """One check of an attack: passed, failed or (None) not decided; why, in one sentence."""
+    """One check of an attack.
 
+    id: short and stable.
+    name: what is checked, in words.
+    passed: None if the check is inconclusive.
+    detail: the numbers behind it, in one sentence.
+    """
+
+    id: str
     name: str
     passed: bool | None
     detail: str
 
 
-class Question(NamedTuple):
-    """For each point a linear reading of log-probabilities (..., points, classes); > 0 is yes."""
+class Readout(NamedTuple):
+    """For each point a linear function of log-probabilities (..., points, classes); > 0 is yes."""
 
     weight: Tensor
     bias: Tensor
 
-    def read(self, log_probs: Tensor) -> Tensor:
-        """The logit of yes."""
+    def logit(self, log_probs: Tensor) -> Tensor:
+        """Return the logit of yes."""
         return (log_probs * self.weight).sum(-1) + self.bias
 
-    def rows(self, rows: Tensor) -> Question:
-        """The questions of some points."""
-        return Question(self.weight[rows], self.bias[rows])
+    def rows(self, rows: Tensor) -> Readout:
+        """Return the readouts of some points."""
+        return Readout(self.weight[rows], self.bias[rows])
 
 
-class Binarised(Defense):
-    """A defence that answers each point's own question instead of naming a class; 1 is yes.
+class BinarizedDefense(Defense):
+    """A defence with each point's own binary readout instead of its classes; 1 is yes.
 
-    Which question is asked follows from a point's ``index``, so every call needs it. An answer is
-    read from the mean prediction over the draws, as the defence's own is.
+    The readout follows from a point's ``index``, so every call needs it. It is applied to the mean
+    prediction over the draws, which is the defence's own answer.
     """
 
-    def __init__(self, victim: QueryModel, index: Tensor, question: Question) -> None:
-        super().__init__(base_of(victim.module))
-        self.defense = victim.module
-        self._victim = victim
+    def __init__(self, model: QueryModel, index: Tensor, readout: Readout) -> None:
+        super().__init__(base_of(model.module))
+        self.defense = model.module
+        self._query = model
         self._index, order = index.sort()
-        self._question = question.rows(order)
+        self._readout = readout.rows(order)
 
     def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
-        """The log-probabilities of no and yes, from one answer of the defence."""
-        index, question = self._ask(index)
-        return _no_yes(question.read(_answer(self._victim, x, index, stream)))
+        """Return the log-probabilities of no and yes, from one answer of the defence."""
+        index, readout = self._of(index)
+        return _no_yes(readout.logit(_answer(self._query, x, index, stream)))
 
     def draw(
         self, x: Tensor, draws: int, *, index: Tensor | None = None, stream: str | int = 0
     ) -> Tensor:
-        """One answer made of so many draws, shape (batch, 1, 2)."""
-        index, question = self._ask(index)
-        log_probs = mean_prediction(self._victim.log_probs(x, index, draws, stream))
-        return _no_yes(question.read(log_probs))[:, None]
+        """Return one answer made of so many draws, shape (batch, 1, 2)."""
+        index, readout = self._of(index)
+        log_probs = mean_prediction(self._query.log_probs(x, index, draws, stream))
+        return _no_yes(readout.logit(log_probs))[:, None]
 
-    def _ask(self, index: Tensor | None) -> tuple[Tensor, Question]:
+    def _of(self, index: Tensor | None) -> tuple[Tensor, Readout]:
         if index is None:
-            raise InputError("each point has a question of its own; give its index.")
-        return index, self._question.rows(torch.searchsorted(self._index, index))
+            raise InputError("each point has a readout of its own; give its index.")
+        return index, self._readout.rows(torch.searchsorted(self._index, index))
 
 
-def planted_test(
+def binarization_test(
     defense: nn.Module,
     x: Tensor,
     y: Tensor,
@@ -121,11 +129,11 @@ def planted_test(
     loss: str = "ce",
     **options: Any,
 ) -> Check:
-    """Whether the attack finds planted examples, with the settings that it is used with.
+    """Test whether the attack finds planted examples, with the settings that it is used with.
 
-    It passes if the attack finds nine of ten, in most of fresh answers; one may always be missed.
-    Points where no example stands out from the defence's noise are left out; with too few left
-    nothing is decided, nor if a random search finds half of what the attack is to find.
+    It passes if the attack finds nine of ten, in most of the fresh answers; one may always be
+    missed. Points where no example stands out from the defence's noise are left out. The test is
+    inconclusive if too few points remain, or if random search already finds half of the examples.
 
     Args:
         defense: a defence, or any classifier.
@@ -135,35 +143,30 @@ def planted_test(
         steps: of the attack.
         draws: of the attack.
         loss: of the attack.
-        **options: see ``Common``.
+        **options: see ``AttackOptions``.
     """
-    check_images(x)
-    x, y = x.detach(), check_labels(y, count=len(x)).to(x.device)
-    seed = check_int(options.get("seed", 0), what="seed", least=0)
-    index = options.get("index")
-    index = torch.arange(len(x)) if index is None else index
-    index = check_index(index, count=len(x), device=x.device)
-    if len(index.unique()) < len(index):
+    parsed = parse_options({name: options[name] for name in options.keys() & OPTIONS.keys()})
+    points = check_points(x, y, parsed.index)
+    if len(points.index.unique()) < len(x):
         raise InputError("index names a point twice; a planted example belongs to one point.")
-    ball = ThreatModel(options.get("norm", "linf"), options.get("eps", 8 / 255))
-    victim = QueryModel(defense, x, seed=seed)
-    draws = check_int(draws, what="draws", least=1) if victim.is_random else 1
-    question, valid = plant(victim, x, y, index, ball, draws=draws, seed=seed)
-    count, least = int(valid.sum()), max(FEWEST, -(-len(x) // 10))
+    model = QueryModel(defense, points.x, seed=parsed.seed)
+    draws = check_int(draws, what="draws", least=1) if model.is_random else 1
+    threat_model = parsed.threat_model
+    readout, valid = fit_readouts(model, points, threat_model, draws=draws)
+    count, least = int(valid.sum()), max(MIN_POINTS, -(-len(x) // 10))
     if count < least:
         words = f"only {count} of {len(x)} points could be given a planted example"
-        return Check(NAME, None, f"{words}, and at least {least} are needed.")
+        return Check(ID, NAME, None, f"{words}, and at least {least} are needed.")
 
-    x, no, index = x[valid], torch.zeros_like(y[valid]), index[valid]
-    module = Binarised(victim, index, question.rows(valid))
+    x, no, index = points.x[valid], torch.zeros_like(points.y[valid]), points.index[valid]
+    module = BinarizedDefense(model, index, readout.rows(valid))
     options["index"] = index
     if options.pop("targets", None) is not None:
         options["targeted"] = True
     attacked = attack(module, x, no, steps=steps, draws=draws, loss=loss, **options)
-    guess = _random_search(module, x, index, ball, draws, seed)
-    repeats = options.get("repeats", 5)
+    guess = _random_search(module, x, index, threat_model, draws, parsed.seed)
     found = _majority(attacked.fooled)
-    by_chance = _majority(judge(module, guess, no, repeats=repeats, index=index))
+    by_chance = _majority(judge(module, guess, no, repeats=parsed.repeats, index=index))
     return _verdict(found, by_chance, count, len(valid))
 
 
@@ -175,91 +178,79 @@ def _verdict(found: int, by_chance: int, count: int, points: int) -> Check:
         f"{by_chance}{aside if count < points else ''}"
     )
     if found >= wanted and by_chance >= count / 2:
-        return Check(NAME, None, f"{detail}, so finding them proves little.")
-    return Check(NAME, found >= wanted, f"{detail}.")
+        return Check(ID, NAME, None, f"{detail}, so finding them proves little.")
+    return Check(ID, NAME, found >= wanted, f"{detail}.")
 
 
 @torch.no_grad()
-def plant(
-    victim: QueryModel,
-    x: Tensor,
-    y: Tensor,
-    index: Tensor,
-    ball: ThreatModel,
-    *,
-    draws: int,
-    seed: int,
-) -> tuple[Question, Tensor]:
-    """For each point a question to which a planted example says yes, and whether it holds."""
-    half = ThreatModel(ball.norm, ball.eps / 2)
+def fit_readouts(
+    model: QueryModel, points: Points, threat_model: ThreatModel, *, draws: int
+) -> tuple[Readout, Tensor]:
+    """Fit for each point a readout that is yes at a planted example; return whether it holds."""
+    x, index, seed = points.x, points.index, model.seed
+    half = ThreatModel(threat_model.norm, threat_model.eps / 2)
     inner = [half.start(x, index, make_key(seed, "inner", n)) for n in range(INNER)]
-    outer = [_corner(ball, x, index, make_key(seed, "outer", n)) for n in range(OUTER)]
-    looks = LOOKS if victim.is_random else 1
-    around = _answers(victim, [*inner, *outer, *looks * [x]], index, "fit")
-    fresh_inner = _answers(victim, inner[:LOOKS], index, "check inner")
-    fresh_x = _answers(victim, looks * [x], index, "check x")
-    question = Question(torch.zeros_like(around[0]), torch.zeros_like(around[0, :, 0]))
+    outer = [_corner(threat_model, x, index, make_key(seed, "outer", n)) for n in range(OUTER)]
+    repeats = REPEATS if model.is_random else 1
+    around = _answers(model, [*inner, *outer, *repeats * [x]], index, "fit")
+    fresh_inner = _answers(model, inner[:REPEATS], index, "check inner")
+    fresh_x = _answers(model, repeats * [x], index, "check x")
+    readout = Readout(torch.zeros_like(around[0]), torch.zeros_like(around[0, :, 0]))
     valid = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    for example in _plants(victim, x, y, index, ball, around, draws, seed):
-        new = _fit(around, _answers(victim, looks * [example], index, "fit planted"))
-        fresh = _answers(victim, looks * [example], index, "check planted")
-        good = _holds(new.read(fresh), new.read(fresh_x), new.read(fresh_inner)) & ~valid
-        question = Question(
-            torch.where(good[:, None], new.weight, question.weight),
-            torch.where(good, new.bias, question.bias),
+    for example in _planted(model, points, threat_model, around, draws):
+        new = _fit(around, _answers(model, repeats * [example], index, "fit planted"))
+        fresh = _answers(model, repeats * [example], index, "check planted")
+        good = _holds(new.logit(fresh), new.logit(fresh_x), new.logit(fresh_inner)) & ~valid
+        readout = Readout(
+            torch.where(good[:, None], new.weight, readout.weight),
+            torch.where(good, new.bias, readout.bias),
         )
         valid |= good
         if bool(valid.all()):
             break
-    return Question(question.weight.to(x.dtype), question.bias.to(x.dtype)), valid
+    return Readout(readout.weight.to(x.dtype), readout.bias.to(x.dtype)), valid
 
 
-def _plants(
-    victim: QueryModel,
-    x: Tensor,
-    y: Tensor,
-    index: Tensor,
-    ball: ThreatModel,
-    around: Tensor,
-    draws: int,
-    seed: int,
+def _planted(
+    model: QueryModel, points: Points, threat_model: ThreatModel, around: Tensor, draws: int
 ) -> Iterator[Tensor]:
-    """What may be planted, the modest first: by PGD on the base model, then a random corner.
+    """Yield candidates for planted examples: PGD on the base model, then a random corner.
 
-    The modest leave a working attack room to find something as good; the extreme are for defences
-    in whose noise the modest drown. Corners need no gradients: the one farthest out is taken.
+    Few steps come first, which leaves a working attack room to find something as good; many are
+    for defences whose noise drowns the others. Corners need no gradients: the farthest is taken.
     """
-    base = Averaged(base_of(victim.module), x, draws=draws, seed=seed)
+    x, index, seed = points.x, points.index, model.seed
+    base = Averaged(base_of(model.module), x, draws=draws, seed=seed)
     yield from pgd(
         base,
         x,
-        y,
-        eps=ball.eps,
-        step=ball.eps / 2,
+        points.y,
+        eps=threat_model.eps,
+        step=threat_model.eps / 2,
         steps=SNAPSHOTS[-1],
-        norm=ball.norm,
+        norm=threat_model.norm,
         targeted=True,
         random_start=False,
         seed=seed,
         index=index,
         snapshots=SNAPSHOTS,
     ).values()
-    corners = [_corner(ball, x, index, make_key(seed, "plant", n)) for n in range(OUTER)]
-    off = _answers(victim, corners, index, "corner") - around.mean(0)
+    corners = [_corner(threat_model, x, index, make_key(seed, "plant", n)) for n in range(OUTER)]
+    off = _answers(model, corners, index, "corner") - around.mean(0)
     yield _pick(corners, (off * _solve(_within(around), off)).sum(-1))
 
 
-def _fit(around: Tensor, there: Tensor) -> Question:
-    """Fisher's discriminant from the surroundings to the planted example, in log-probabilities."""
+def _fit(around: Tensor, there: Tensor) -> Readout:
+    """Fit Fisher's discriminant from the surroundings to the planted example."""
     weight = _solve(_within(around, there), there.mean(0) - around.mean(0))
     low, high = (around * weight).sum(-1), (there * weight).sum(-1)
     threshold = torch.lerp(low.amax(0), high.amin(0), CLOSE)
     scale = SPAN / (high.mean(0) - low.mean(0)).clamp(min=1e-12)
-    return Question(weight * scale[:, None], -threshold * scale)
+    return Readout(weight * scale[:, None], -threshold * scale)
 
 
 def _within(*groups: Tensor) -> Tensor:
-    """For each point the covariance within groups, shrunk: there are few answers per class."""
+    """Return each point's covariance within groups, shrunk: there are few answers per class."""
     off = torch.cat([group - group.mean(0) for group in groups])
     count, classes = off.shape[0], off.shape[-1]
     scatter = torch.einsum("kni,knj->nij", off, off) / (count - len(groups))
@@ -274,7 +265,7 @@ def _solve(matrix: Tensor, vectors: Tensor) -> Tensor:
 
 
 def _holds(there: Tensor, at_x: Tensor, inner: Tensor) -> Tensor:
-    """Whether fresh answers are as planned: clearly yes there, clearly no at x and around it."""
+    """Whether fresh answers are clearly yes there, and clearly no at x and around it."""
     noise = (there.var(0, correction=0) + at_x.var(0, correction=0)) / 2
     margin = CLEAR * noise.sqrt()
     return (there.mean(0) > margin) & (at_x.mean(0) < -margin) & (inner.mean(0) < -margin)
@@ -282,10 +273,15 @@ def _holds(there: Tensor, at_x: Tensor, inner: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _random_search(
-    module: Binarised, x: Tensor, index: Tensor, ball: ThreatModel, draws: int, seed: int
+    module: BinarizedDefense,
+    x: Tensor,
+    index: Tensor,
+    threat_model: ThreatModel,
+    draws: int,
+    seed: int,
 ) -> Tensor:
-    """The most promising of some random corners, as an attack without gradients would send."""
-    corners = [_corner(ball, x, index, make_key(seed, "try", n)) for n in range(TRIES)]
+    """Return the best of some random corners, as an attack without gradients would send."""
+    corners = [_corner(threat_model, x, index, make_key(seed, "try", n)) for n in range(TRIES)]
     yes = [
         module.draw(image, draws, index=index, stream=f"try {n}")[:, 0, 1]
         for n, image in enumerate(corners)
@@ -294,29 +290,29 @@ def _random_search(
 
 
 def _pick(images: list[Tensor], score: Tensor) -> Tensor:
-    """For each point the image with the highest score, (images, points)."""
+    """Pick for each point the image with the highest score, (images, points)."""
     return torch.stack(images)[score.argmax(0), torch.arange(score.shape[1], device=score.device)]
 
 
-def _corner(ball: ThreatModel, x: Tensor, index: Tensor, key: int) -> Tensor:
-    """A random corner of the linf ball, or a random point on the l2 ball."""
+def _corner(threat_model: ThreatModel, x: Tensor, index: Tensor, key: int) -> Tensor:
+    """Draw a random corner of the linf ball, or a random point on the l2 ball."""
     noise = Draws.once(key, index).normal(0, tuple(x.shape[1:]))[:, 0].to(x.dtype)
-    return ball.project(x, ball.step(x, noise, ball.eps))
+    return threat_model.project(x, threat_model.step(x, noise, threat_model.eps))
 
 
-def _answers(victim: QueryModel, places: Sequence[Tensor], index: Tensor, name: str) -> Tensor:
-    """One answer at each place, each with draws of its own: (places, points, classes)."""
+def _answers(model: QueryModel, places: Sequence[Tensor], index: Tensor, name: str) -> Tensor:
+    """Return one answer at each place, each with its own draws: (places, points, classes)."""
     return torch.stack(
-        [_answer(victim, place, index, f"{name} {n}").double() for n, place in enumerate(places)]
+        [_answer(model, place, index, f"{name} {n}").double() for n, place in enumerate(places)]
     )
 
 
-def _answer(victim: QueryModel, x: Tensor, index: Tensor, stream: str | int) -> Tensor:
-    """The log-probabilities of one whole answer, as ``judge`` asks for it."""
-    if victim.kind == "ours":
-        out: Tensor = victim.module(x, index=index, stream=stream)
+def _answer(model: QueryModel, x: Tensor, index: Tensor, stream: str | int) -> Tensor:
+    """Return the log-probabilities of one whole answer, as ``judge`` asks for it."""
+    if model.kind == "ours":
+        out: Tensor = model.module(x, index=index, stream=stream)
         return out
-    return victim.log_probs(x, index, 1, stream)[:, 0]
+    return model.log_probs(x, index, 1, stream)[:, 0]
 
 
 def _majority(fooled: Tensor) -> int:

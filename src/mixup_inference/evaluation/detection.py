@@ -17,7 +17,7 @@ from mixup_inference.models.call import device_of
 from mixup_inference.pool import Pool
 from mixup_inference.utils.progress import SILENT, Progress
 
-#: Whose answers scores compare with those of the model, and of which MI-Combined is made.
+#: The defences that scores compare with the model, and that MI-Combined consists of.
 MIXUP = ("mi-pl", "mi-ol")
 
 #: The clean share that may be flagged, to which thresholds are calibrated.

@@ -7,12 +7,13 @@ All that is left to know is lam, the number of classes L, and G's components y a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from mixup_inference.errors import unknown_name
 from mixup_inference.validation import check_int, check_number
 
 Kind = Literal["mi-pl", "mi-ol"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,8 @@ def keeps_clean_predictions(lam: float, *, classes: int) -> bool:
 
 
 def _check(kind: Kind, lam: float, classes: int) -> None:
-    """Refuse what no formula here is about."""
-    if kind not in ("mi-pl", "mi-ol"):
-        raise unknown_name("kind of mixup inference", kind, ["mi-pl", "mi-ol"])
+    """Refuse arguments that the formulas do not cover."""
+    if kind not in KINDS:
+        raise unknown_name("kind of mixup inference", kind, KINDS)
     check_number(lam, what="lam", least=0, most=1)
     check_int(classes, what="classes", least=2)

@@ -7,17 +7,16 @@ G(delta; x0) = F(x0 + delta) - F(x0), and at x~0 likewise, for delta and for lam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from mixup_inference.attacks.query import accelerate
-from mixup_inference.defenses import MixupInference
+from mixup_inference.defenses import MixupInference, make_defense
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.models.call import logits_of, refuse_probabilities
 from mixup_inference.pool import Pool, mix
-from mixup_inference.theory.formulas import Kind
+from mixup_inference.theory.formulas import KINDS, Kind
 from mixup_inference.theory.quantities import Analysis, Counts, Passes, summarize
 from mixup_inference.utils.progress import SILENT, Progress, Task
 from mixup_inference.validation import (
@@ -27,8 +26,6 @@ from mixup_inference.validation import (
     check_labels,
     check_number,
 )
-
-_LABELS: dict[str, Literal["predicted", "other"]] = {"mi-pl": "predicted", "mi-ol": "other"}
 
 
 def analyze(
@@ -66,8 +63,8 @@ def analyze(
         batch_size: how many images pass through F at once.
         progress: where to report.
     """
-    if kind not in _LABELS:
-        raise unknown_name("kind of mixup inference", kind, _LABELS)
+    if kind not in KINDS:
+        raise unknown_name("kind of mixup inference", kind, KINDS)
     lam = check_number(lam, what="lam", least=0, most=1)
     check_int(batch_size, what="batch_size", least=1)
     check_images(x_clean, what="x_clean")
@@ -82,9 +79,10 @@ def analyze(
     index = torch.arange(len(y)) if index is None else index
     index = check_index(index, count=len(y), device=x_clean.device)
     model = accelerate(model, x_clean[:8], images=4 * len(y) * draws)
-    mi = MixupInference(model, pool, labels=_LABELS[kind], lam=lam, draws=draws, seed=seed)
+    mi = make_defense(kind, model, pool, lam=lam, draws=draws, seed=seed)
+    assert isinstance(mi, MixupInference)
     with torch.no_grad():
-        mi.base_log_probs(x_clean[:1])  # complains when model, pool and images do not fit
+        mi.base_log_probs(x_clean[:1])  # raises if model, pool and images do not fit
         clean, adversarial = (probabilities(model, x, batch_size) for x in (x_clean, x_adv))
         use, counts = _obeying_eq_2(clean.argmax(1), adversarial.argmax(1), y)
         clean, adversarial, y, index = (part[use] for part in (clean, adversarial, y, index))
