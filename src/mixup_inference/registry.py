@@ -140,6 +140,8 @@ def import_attribute(name: str, kind: str) -> Any:
     """The object at ``package.module:attribute``, which may lie in the working folder."""
     module, _, attribute = name.partition(":")
     try:
+        if not is_code(name):
+            raise ValueError("no such place")
         with importing_from_here():
             return getattr(importlib.import_module(module), attribute)
     except Exception as error:

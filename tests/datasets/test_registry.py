@@ -92,10 +92,11 @@ def test_contract(name):
 
 
 def test_pairs_become_a_data_set():
-    x, y = np.zeros((5, 1, 2, 2), np.float32), [0, 1, 2, 1, 0]
+    x, y = np.zeros((5, 1, 2, 2)), [0, 1, 2, 1, 0]
     data = as_dataset(((x, y), (x[:2], y[:2])))
     assert Shape.of(data) == Shape(5, 2, 1, (2, 2), 3)
     assert data.test.index.tolist() == [5, 6]
+    assert data.train.images.dtype == torch.float32  # NumPy's default has 64 bits
     assert as_dataset((list(zip(x, y, strict=True)), None)).test is None
     for wrong, words in (
         (None, "a Dataset or a pair"),

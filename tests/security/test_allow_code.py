@@ -59,8 +59,11 @@ def test_code_in_a_spec_is_refused_by_name(text):
 
 @pytest.mark.parametrize("name", [":", "a:", ":b", "a:b:c", " evil_net:build", "evil_net:build "])
 def test_nothing_with_a_colon_is_let_through(name):
-    with pytest.raises(InputError, match="is Python code"):
-        parse_spec(SPEC.replace("evil_net:build", name))
+    for allow_code in (False, True):
+        with pytest.raises(InputError, match="unknown network"):
+            parse_spec(SPEC.replace("evil_net:build", name), allow_code=allow_code)
+    with pytest.raises(InputError, match="cannot import the network"):
+        import_model(name, 2)
 
 
 def test_loading(here):

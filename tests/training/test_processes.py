@@ -120,7 +120,7 @@ def test_a_recipe_may_say_its_precision():
     assert [e.loss for e in history] == pytest.approx([e.loss for e in expected], rel=1e-2)
     with pytest.raises(InputError, match="asks for bf16-mixed, but the Fabric has 32-true"):
         train(by_recipe, *data, recipe, fabric=make_fabric())
-    with pytest.raises(InputError, match="unknown precision"):
+    with pytest.raises(InputError, match="precision must be"):
         team.replace(recipe, precision="half")
 
 

@@ -16,7 +16,7 @@ from mixup_inference.datasets import random_order
 from mixup_inference.draws import derive_seed, make_key
 from mixup_inference.models.folding import Folded
 from mixup_inference.training import Recipe, loop
-from mixup_inference.training.objectives import Batch, Examples, mix
+from mixup_inference.training.objectives import Batch, Examples, mix_batch
 from mixup_inference.training.speed import attack_target, channels_last
 
 RECIPE = Recipe(objective="at", epochs=2, batch_size=60, lr=0.05, schedule="step", milestones=(),
@@ -59,8 +59,10 @@ def plain(model, x, y, objective):
                 halves = {"adversarial": found, "clean": images}
             rows = [(half, hot) for half in halves.values()]
             if objective in ("mixup", "iat"):
-                made = [mix(Examples(half, hot, hot[:, 0]), batch.with_images(half), RECIPE, name)
-                        for name, half in halves.items()]  # fmt: skip
+                made = [
+                    mix_batch(Examples(half, hot, hot[:, 0]), batch.with_images(half), RECIPE, name)
+                    for name, half in halves.items()
+                ]
                 rows = [(one.x, one.targets) for one in made]
             inputs, targets = (torch.cat(part) for part in zip(*rows, strict=True))
             model.train()

@@ -51,7 +51,8 @@ def as_dataset(data: Any, *, what: str = "the data set") -> Dataset:
         check_stored_images(images, what=f"{what}'s images")
         labels = check_labels(integers, count=len(images), what=f"{what}'s labels")
         index = torch.arange(start, start := start + len(labels))
-        labelled.append(LabelledImages(images, labels, index, names))
+        pixels = images if images.dtype == torch.uint8 else images.float()
+        labelled.append(LabelledImages(pixels, labels, index, names))
     return Dataset(*labelled)
 
 

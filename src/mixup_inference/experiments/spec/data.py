@@ -11,6 +11,7 @@ from mixup_inference.datasets import check_name
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.experiments.spec.fields import Count, NotNegative, Table
 from mixup_inference.models import NETWORKS
+from mixup_inference.registry import is_code
 from mixup_inference.training import Recipe
 
 
@@ -55,7 +56,7 @@ class NetworkSpec(Table):
     @property
     def is_foreign(self) -> bool:
         """Whether it is the user's own."""
-        return ":" in self.name
+        return is_code(self.name)
 
     @model_validator(mode="after")
     def _known_name(self) -> NetworkSpec:
