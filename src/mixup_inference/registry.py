@@ -98,6 +98,10 @@ class Registry(Mapping[str, E], Generic[E]):
             raise unknown_name(self.kind, name, self)
         return self._entries[name]
 
+    def get(self, name: object, default: Any = None) -> Any:
+        """The entry of a name, or the default; runs no code of a user's."""
+        return self._entries[str(name)] if name in self else default
+
     def __contains__(self, name: object) -> bool:
         if name not in self._entries and isinstance(name, str) and not is_code(name):
             load_plugins()

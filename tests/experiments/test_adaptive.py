@@ -13,7 +13,7 @@ from mixup_inference.errors import InputError
 from mixup_inference.evaluation import check_attack, worst_case
 from mixup_inference.experiments import Callback, Experiment, check_spec, parse_spec, plan
 from mixup_inference.experiments.adaptive import adaptive
-from mixup_inference.experiments.adaptive_attacks import Bench, adaptive_rows
+from mixup_inference.experiments.adaptive_attacks import AdaptiveEvaluation, adaptive_rows
 from mixup_inference.experiments.adaptive_extras import gallery
 from mixup_inference.experiments.spec import smoke
 from mixup_inference.models import save_pretrained
@@ -116,7 +116,7 @@ def test_the_base_comes_first_and_each_row_has_the_attacks_that_make_sense(run):
 
 def test_numbers_are_those_of_judging_the_stored_examples_again(run):
     experiment, (document, _), _ = run
-    bench = Bench(experiment, experiment.spec.adaptive)
+    bench = AdaptiveEvaluation(experiment, experiment.spec.adaptive)
     row = next(r for r in experiment.spec.rows if r.title == "mi-ol")
     eot = next(a for a in bench.spec.attacks if a.attack == "eot-pgd")
     record = bench.record(row, eot)
@@ -156,7 +156,9 @@ def test_the_gallery_shows_interpolated_at_if_there_is_one(spec, trained, tmp_pa
     document["adaptive"] |= {"rows": [], "gallery": 1}
     document["adaptive"]["attacks"] = [{"attack": "eot-pgd", "steps": 1, "draws": 1}]
     experiment = Experiment(check_spec(document), tmp_path / "run")
-    shown = gallery(Bench(experiment, experiment.spec.adaptive), list(experiment.spec.rows))
+    shown = gallery(
+        AdaptiveEvaluation(experiment, experiment.spec.adaptive), list(experiment.spec.rows)
+    )
     assert shown["title"] == "other"
 
 
@@ -205,7 +207,7 @@ def test_the_plan_counts_the_checks_about_right(run):
     spec = experiment.spec
     spec = spec.model_copy(update={"adaptive": spec.adaptive.model_copy(update={"checks": 12})})
     work = {w.title: w for w in plan(spec, Shape(1797, 0, 1, (8, 8), 10))}
-    bench = Bench(experiment, spec.adaptive)
+    bench = AdaptiveEvaluation(experiment, spec.adaptive)
     some = bench.points.take(torch.arange(12))
     (row,) = (row for row in spec.rows if row.title == "mi-ol")
     defense = experiment.defense(row)

@@ -11,6 +11,7 @@ from mixup_inference.attacks import pgd
 from mixup_inference.defenses import MixupInference, RandomRotation
 from mixup_inference.experiments import Callback, Experiment, check_spec, experiment, models
 from mixup_inference.experiments.code_hash import PACKAGE, code_hash
+from mixup_inference.reporting.summary import summary
 from mixup_inference.theory import analyze
 from mixup_inference.training import train
 from specs import merged, tiny_spec
@@ -54,8 +55,9 @@ def hashes(root):
 @pytest.mark.parametrize(
     ("path", "old", "new", "stale"),
     [
-        ("defenses/early_stopping.py", "SLACK = 1e-4", "SLACK = 1e-3", {"mi-ol", "theory"}),
-        ("defenses/transforms.py", "math.pi / 180", "math.pi / 190", {"rotation"}),
+        ("pool.py", "lam * x + (1 - lam)", "lam * x + (2 - lam)", {"mi-ol", "theory", "model"}),
+        ("defenses/stopping_rules.py", "SLACK = 1e-4", "SLACK = 1e-3", {"mi-ol", "theory"}),
+        ("defenses/transforms.py", "angle.cos()", "angle.sin()", {"rotation"}),
         ("attacks/threat_model.py", ".clamp(0, 1)", ".clamp(0, 2)", {"examples"}),
         ("theory/formulas.py", "def table_1", "CHANGED = 1\n\n\ndef table_1", {"theory"}),
         ("training/batches.py", ".flip(-1)", ".flip(-2)", {"model"}),
@@ -153,6 +155,8 @@ def test_models_of_older_code_are_used_on_purpose_only(tmp_path, changed):
     folder = first.models.folder_of("erm")
     assert after["reused_models"] == {"erm": folder.name}
     assert after["rows"] == before["rows"]
+    assert any("--reuse-models" in sentence for sentence in summary(after))
+    assert not any("--reuse-models" in sentence for sentence in summary(before))
     assert again.models.folder_of("erm") == folder
     for one, other in zip(
         first.models["erm"].parameters(), again.models["erm"].parameters(), strict=True

@@ -1,4 +1,4 @@
-"""The command line: a thin door. It parses, calls, prints."""
+"""The commands: parse, call the library, print."""
 
 from __future__ import annotations
 

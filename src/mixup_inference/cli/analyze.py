@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from mixup_inference.cli.evaluate_options import make_spec, refuse_knowing, refuse_others
+from mixup_inference.cli.evaluate_options import make_spec, refuse_adaptive, refuse_others
 from mixup_inference.cli.options import OneModel
 from mixup_inference.cli.run import open_experiment
 from mixup_inference.experiments import analyses, check_spec, load_spec
@@ -27,7 +27,7 @@ def analyze_one(name: str | None, one: OneModel, common: Common) -> None:
         spec = load_spec(name or "digits", allow_code=common.allow_code)
         model = one.model
     else:
-        refuse_knowing(one)
+        refuse_adaptive(one)
         spec, model = make_spec(one, name), "model"
     figures = (spec.figures or FiguresSpec()).model_dump() | {"gallery": 0}
     figures |= {} if model is None else {"models": (model,)}

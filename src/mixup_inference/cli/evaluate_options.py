@@ -16,15 +16,15 @@ from mixup_inference.defenses import DEFENSES
 from mixup_inference.errors import InputError
 from mixup_inference.evaluation.grid_search import in_words
 from mixup_inference.experiments import Spec, check_spec
-from mixup_inference.experiments.spec import KnowingSpec, standard_attacks
+from mixup_inference.experiments.spec import AdaptiveAttackSpec, standard_attacks
 from mixup_inference.models import from_pretrained
 from mixup_inference.registry import is_code
 from mixup_inference.utils.io import expanded
 from mixup_inference.utils.text import plain
 
 
-def knowing_section(one: OneModel) -> dict[str, Any] | None:
-    """The section of attacks that know the defence, if any is asked for."""
+def adaptive_section(one: OneModel) -> dict[str, Any] | None:
+    """The section of adaptive attacks, if any is asked for."""
     if "none" in one.attack and len(one.attack) > 1:
         raise InputError("--attack none excludes other attacks.")
     if not _names(one):
@@ -42,16 +42,16 @@ def knowing_section(one: OneModel) -> dict[str, Any] | None:
     return section
 
 
-def refuse_knowing(one: OneModel) -> None:
-    """Refuse attacks that know the defence, where they would be ignored."""
-    if knowing_section(one) is not None:
-        raise InputError("attacks that know the defence are for `evaluate`; leave out --attack.")
+def refuse_adaptive(one: OneModel) -> None:
+    """Refuse adaptive attacks, where they would be ignored."""
+    if adaptive_section(one) is not None:
+        raise InputError("adaptive attacks are for `evaluate`; leave out --attack.")
 
 
 def refuse_useless(one: OneModel, spec: Spec) -> None:
     """Refuse an attack that was asked for by name and makes no sense for any row."""
     for name in _names(one):
-        attack = KnowingSpec(attack="eot-pgd" if name == "adaptive" else name)
+        attack = AdaptiveAttackSpec(attack="eot-pgd" if name == "adaptive" else name)
         if not any(spec.attack_applies(attack, row) for row in spec.rows):
             needs = get_attack(attack.attack).requires or "does not apply to this defence"
             raise InputError(f"--attack {name} would do nothing: it {needs}.")
@@ -180,7 +180,7 @@ def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
         "models": {"model": {"weights": one.weights, "network": network}}
         | {f"surrogate-{i + 1}": {"weights": path} for i, path in enumerate(one.surrogate)},
         "attack": None if "none" in one.attack else attack,
-        "adaptive": knowing_section(one),
+        "adaptive": adaptive_section(one),
         "rows": rows,
     }
     spec_of_it = check_spec(document, source="options", allow_code=True)

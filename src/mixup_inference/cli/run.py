@@ -1,4 +1,4 @@
-"""Several processes for an experiment: they train, attack and measure together."""
+"""Run the stages of an experiment from the command line, by one process or several; dry runs."""
 
 from __future__ import annotations
 

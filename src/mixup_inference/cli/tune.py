@@ -1,4 +1,4 @@
-"""The command `tune`."""
+"""The command `tune`: search a defence's grid and write the best settings as a preset."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from mixup_inference.cli.evaluate_options import load_code, make_spec, refuse_knowing, refuse_others
+from mixup_inference.cli.evaluate_options import (
+    load_code,
+    make_spec,
+    refuse_adaptive,
+    refuse_others,
+)
 from mixup_inference.cli.options import POINTS, OneModel
 from mixup_inference.cli.run import open_experiment
 from mixup_inference.defenses import write_preset
@@ -32,7 +37,7 @@ def tune_one(name: str | None, one: OneModel, loss: float, common: Common) -> No
         spec = load_spec(name or "digits", allow_code=common.allow_code)
         model = one.model or next(iter(spec.models))
     else:
-        refuse_knowing(one)
+        refuse_adaptive(one)
         spec, model = make_spec(one, name, tuning=one.points or POINTS), "model"
     with open_experiment(spec, common) as experiment:
         tuned = tune(experiment, model, one.defense, loss=loss)

@@ -19,8 +19,7 @@ from mixup_inference.attacks import eot_pgd, get_attack
 from mixup_inference.evaluation.attack_checks import check_attack
 from mixup_inference.evaluation.evaluate import answers
 from mixup_inference.experiments.adaptive_attacks import (
-    KNOWS_THE_SEED,
-    Bench,
+    AdaptiveEvaluation,
     Record,
     adaptive_rows,
     is_mixup,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 EFFORT = ("steps", "draws", "loss")
 
 
-def measure_row(bench: Bench, row: RowSpec) -> tuple[dict[str, Any], Tensor]:
+def measure_row(bench: AdaptiveEvaluation, row: RowSpec) -> tuple[dict[str, Any], Tensor]:
     """All attacks on a row, and its verdicts under the worst of them."""
     whole = bench.experiment.spec
     records = [
@@ -45,7 +44,7 @@ def measure_row(bench: Bench, row: RowSpec) -> tuple[dict[str, Any], Tensor]:
         for attack in bench.spec.candidates
         if whole.attack_applies(attack, row)
     ]
-    fair = {r.attack.name: r for r in records if r.group != KNOWS_THE_SEED}
+    fair = {r.attack.name: r for r in records if get_attack(r.attack.attack).worst_case}
     fooled, choice = worst_case(
         {name: record.choosing for name, record in fair.items()},
         {name: record.fooled for name, record in fair.items()},
@@ -66,7 +65,9 @@ def measure_row(bench: Bench, row: RowSpec) -> tuple[dict[str, Any], Tensor]:
     return entry, fooled
 
 
-def _checks(bench: Bench, row: RowSpec, records: Mapping[str, Record]) -> list[dict[str, Any]]:
+def _checks(
+    bench: AdaptiveEvaluation, row: RowSpec, records: Mapping[str, Record]
+) -> list[dict[str, Any]]:
     count = min(bench.spec.checks, len(bench.points))
     if count == 0:
         return []
@@ -100,7 +101,7 @@ def adaptive(experiment: Experiment) -> dict[str, Any] | None:
     spec = experiment.spec.adaptive
     if spec is None:
         return None
-    bench = Bench(experiment, spec)
+    bench = AdaptiveEvaluation(experiment, spec)
     rows = adaptive_rows(experiment.spec.rows, spec.rows)
     entries: list[dict[str, Any]] = []
     base: tuple[str, Tensor] | None = None

@@ -15,21 +15,18 @@ from mixup_inference.defenses import DEFENSES, MixupInference
 from mixup_inference.draws import derive_seed
 from mixup_inference.experiments.cache import TensorFile
 from mixup_inference.experiments.code_hash import code_hash
-from mixup_inference.experiments.spec import AdaptiveSpec, KnowingSpec, RowSpec
+from mixup_inference.experiments.spec import AdaptiveAttackSpec, AdaptiveSpec, RowSpec
 from mixup_inference.metrics.robust_accuracy import RobustAccuracy
 
 if TYPE_CHECKING:
     from mixup_inference.experiments.experiment import Experiment
-
-#: Attackers who know more than the defence's code: they do not count for the worst case.
-KNOWS_THE_SEED = "frozen"
 
 
 @dataclass(frozen=True)
 class Record:
     """One attack on one row, as it is stored."""
 
-    attack: KnowingSpec
+    attack: AdaptiveAttackSpec
     file: TensorFile
     fooled: Tensor
     choosing: Tensor
@@ -67,7 +64,7 @@ def is_mixup(row: RowSpec) -> bool:
     return DEFENSES[row.defense].makes(MixupInference)
 
 
-def sample_attacks(adaptive: AdaptiveSpec, norm: str) -> list[tuple[str, int, KnowingSpec]]:
+def sample_attacks(adaptive: AdaptiveSpec, norm: str) -> list[tuple[str, int, AdaptiveAttackSpec]]:
     """The points of Figure 4: the curve, the number of adaptive samples, the attack."""
     curves = {
         "official": ("official-adaptive", "samples"),
@@ -80,7 +77,7 @@ def sample_attacks(adaptive: AdaptiveSpec, norm: str) -> list[tuple[str, int, Kn
         (
             curve,
             count,
-            KnowingSpec.model_validate(
+            AdaptiveAttackSpec.model_validate(
                 {
                     "attack": attack,
                     "title": f"{curve} with {count} samples",
@@ -94,8 +91,8 @@ def sample_attacks(adaptive: AdaptiveSpec, norm: str) -> list[tuple[str, int, Kn
     ]
 
 
-class Bench:
-    """An experiment's points, budget and store, for attacks that know the defence."""
+class AdaptiveEvaluation:
+    """An experiment's points, budget and store, for adaptive attacks."""
 
     def __init__(self, experiment: Experiment, spec: AdaptiveSpec) -> None:
         self.experiment = experiment
@@ -108,7 +105,7 @@ class Bench:
         self.points = test.take(torch.arange(min(spec.points, len(test))))
 
     def record(
-        self, row: RowSpec, attack: KnowingSpec, *, points: LabelledImages | None = None
+        self, row: RowSpec, attack: AdaptiveAttackSpec, *, points: LabelledImages | None = None
     ) -> Record:
         """One attack on one row, from the folder if it is there.
 
@@ -116,7 +113,7 @@ class Bench:
         nothing to choose by: ``choosing`` is ``fooled``.
         """
         experiment = self.experiment
-        candidate = points is None and attack.attack != KNOWS_THE_SEED
+        candidate = points is None and get_attack(attack.attack).worst_case
         points = self.points if points is None else points
         names = experiment.spec.surrogates(attack, row.model)
         identity = self.identity(row, len(points)) | {

@@ -1,4 +1,4 @@
-"""Figure 4, accuracy by the number of adaptive samples, and Figure 5, adaptive examples."""
+"""Beside the adaptive attacks: Figures 4 and 5, and MI-PL as a detector under attack."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from mixup_inference.attacks import detector_aware, eot_pgd, run_attack
 from mixup_inference.detection import MixupDetector
 from mixup_inference.evaluation.detection import FALSE_POSITIVES, share
 from mixup_inference.experiments.adaptive_attacks import (
-    Bench,
+    AdaptiveEvaluation,
     adaptive_rows,
     is_mixup,
     sample_attacks,
 )
 from mixup_inference.experiments.gallery import png, top
-from mixup_inference.experiments.spec import KnowingSpec, RowSpec
+from mixup_inference.experiments.spec import AdaptiveAttackSpec, RowSpec
 from mixup_inference.metrics.robust_accuracy import RobustAccuracy
 from mixup_inference.metrics.roc import auc, auc_interval
 from mixup_inference.models.call import logits_of
+from mixup_inference.training import OBJECTIVES
 
 
-def samples(bench: Bench, row: RowSpec) -> dict[str, Any]:
+def samples(bench: AdaptiveEvaluation, row: RowSpec) -> dict[str, Any]:
     """Accuracy by the number of adaptive samples, for three attacks (Figure 4)."""
     few = bench.points.take(torch.arange(min(bench.spec.figure_points, len(bench.points))))
     steps = bench.spec.figure_steps
@@ -33,7 +34,7 @@ def samples(bench: Bench, row: RowSpec) -> dict[str, Any]:
         robust = RobustAccuracy(bench.record(row, attack, points=few).fooled).entry()
         curves.setdefault(curve, []).append({"samples": count, "robust": robust})
     base = adaptive_rows(bench.experiment.spec.rows, (row.title,))[0]
-    plain = KnowingSpec.model_validate({"attack": "oblivious", "steps": steps})
+    plain = AdaptiveAttackSpec.model_validate({"attack": "oblivious", "steps": steps})
     robust = RobustAccuracy(bench.record(base, plain, points=few).fooled).entry()
     return {
         "title": row.title,
@@ -43,13 +44,18 @@ def samples(bench: Bench, row: RowSpec) -> dict[str, Any]:
     }
 
 
-def gallery(bench: Bench, rows: list[RowSpec]) -> dict[str, Any] | None:
+def _is_interpolated_at(bench: AdaptiveEvaluation, model: str) -> bool:
+    """Whether a model was trained on mixtures of adversarial examples."""
+    entry = OBJECTIVES.get((bench.experiment.models.training(model) or {}).get("objective"))
+    return entry is not None and entry.adversarial and entry.uses_mixup
+
+
+def gallery(bench: AdaptiveEvaluation, rows: list[RowSpec]) -> dict[str, Any] | None:
     """Examples of the adaptive attack at twice eps, on interpolated AT if there is one."""
     mixup = [row for row in rows if is_mixup(row)]
     if not mixup or not bench.spec.gallery:
         return None
-    trainings = {row.model: bench.experiment.models.training(row.model) or {} for row in mixup}
-    interpolated = [row for row in mixup if trainings[row.model].get("objective") == "iat"]
+    interpolated = [row for row in mixup if _is_interpolated_at(bench, row.model)]
     row = (interpolated or mixup)[0]
     main, test = bench.spec.main, bench.points
     eps = min(1.0, 2 * bench.eps) if bench.norm == "linf" else 2 * bench.eps
@@ -86,7 +92,7 @@ def gallery(bench: Bench, rows: list[RowSpec]) -> dict[str, Any] | None:
     return {"title": row.title, "attack": main.name, "eps": eps, "entries": entries}
 
 
-def detector(bench: Bench, model: str) -> dict[str, Any]:
+def detector(bench: AdaptiveEvaluation, model: str) -> dict[str, Any]:
     """MI-PL as a detector of one model: an attack that ignores it, and one that knows it."""
     rows = adaptive_rows(bench.experiment.spec.rows, ())
     own = RowSpec(title=model, model=model)
@@ -94,8 +100,8 @@ def detector(bench: Bench, model: str) -> dict[str, Any]:
     aware = [a for a in bench.spec.attacks if a.attack == "detector-aware"]
     ignoring = [a for a in bench.spec.attacks if a.attack == "oblivious"]
     attacks = {
-        "ignores the detector": ignoring[0] if ignoring else KnowingSpec(attack="oblivious"),
-        "knows the detector": aware[0] if aware else KnowingSpec(attack="detector-aware"),
+        "ignores the detector": ignoring[0] if ignoring else AdaptiveAttackSpec(attack="oblivious"),
+        "knows the detector": aware[0] if aware else AdaptiveAttackSpec(attack="detector-aware"),
     }
     more = {
         "lam": bench.spec.detector_lam,
@@ -108,7 +114,9 @@ def detector(bench: Bench, model: str) -> dict[str, Any]:
     return {"title": f"{bare.title}: MI-PL as a detector", "model": model, **value}
 
 
-def _detect(bench: Bench, model: str, attacks: Mapping[str, KnowingSpec]) -> dict[str, Any]:
+def _detect(
+    bench: AdaptiveEvaluation, model: str, attacks: Mapping[str, AdaptiveAttackSpec]
+) -> dict[str, Any]:
     experiment, spec = bench.experiment, bench.experiment.spec
     calibration = experiment.data.points["calibration"]
     detector = MixupDetector(
@@ -164,7 +172,7 @@ def _detect(bench: Bench, model: str, attacks: Mapping[str, KnowingSpec]) -> dic
     }
 
 
-def _scores(bench: Bench, detector: MixupDetector, x: Tensor) -> Tensor:
+def _scores(bench: AdaptiveEvaluation, detector: MixupDetector, x: Tensor) -> Tensor:
     rows = torch.arange(len(x)).split(bench.experiment.batch_size)
     with torch.no_grad():
         parts = [
@@ -174,7 +182,7 @@ def _scores(bench: Bench, detector: MixupDetector, x: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def _labels(bench: Bench, model: nn.Module, x: Tensor) -> Tensor:
+def _labels(bench: AdaptiveEvaluation, model: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
         parts = [logits_of(model, part) for part in x.split(bench.experiment.batch_size)]
     return torch.cat(parts).argmax(1).cpu()

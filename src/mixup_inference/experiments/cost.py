@@ -16,20 +16,19 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.attacks import Precision, run_attack
+from mixup_inference.attacks import Precision, get_attack, run_attack
 from mixup_inference.attacks.query import accelerate
 from mixup_inference.datasets import Shape
 from mixup_inference.defenses import DEFENSES, make_defense
 from mixup_inference.errors import InputError
 from mixup_inference.evaluation.grid_search import grid_of
 from mixup_inference.experiments.adaptive_attacks import (
-    KNOWS_THE_SEED,
     adaptive_rows,
     is_mixup,
     sample_attacks,
 )
 from mixup_inference.experiments.models import build_network
-from mixup_inference.experiments.spec import KnowingSpec, RowSpec, Spec
+from mixup_inference.experiments.spec import AdaptiveAttackSpec, RowSpec, Spec
 from mixup_inference.models import from_pretrained
 from mixup_inference.models.base import DummyClassifier
 from mixup_inference.models.call import Passes, count_passes, logits_of
@@ -98,7 +97,7 @@ def plan(spec: Spec, shape: Shape) -> list[Work]:
 
 
 def _adaptive(spec: Spec, shape: Shape) -> list[Work]:
-    """The attacks that know the defence, with judging."""
+    """The adaptive attacks, with judging."""
     if spec.adaptive is None:
         return []
     rows = adaptive_rows(spec.rows, spec.adaptive.rows)
@@ -222,7 +221,7 @@ def _rate(job: Callable[[], None], images: int) -> float:
 
 
 def attack_passes(
-    attack: KnowingSpec, row: RowSpec, spec: Spec, shape: Shape, *, surrogates: int = 0
+    attack: AdaptiveAttackSpec, row: RowSpec, spec: Spec, shape: Shape, *, surrogates: int = 0
 ) -> Passes:
     """Forward and backward passes for each point of an attack on a row, judging left out."""
     assert spec.attack is not None
@@ -260,7 +259,7 @@ def adaptive_work(
     counted: dict[str, Passes] = {}
     out = []
 
-    def passes(row: RowSpec, attack: KnowingSpec) -> Passes:
+    def passes(row: RowSpec, attack: AdaptiveAttackSpec) -> Passes:
         others = len(spec.surrogates(attack, row.model))
         key = repr((row.defense, row.settings, attack.attack, attack.settings, others))
         if key not in counted:
@@ -272,9 +271,9 @@ def adaptive_work(
         return answer if row.defense == "none" else adaptive.repeats * answer
 
     def add(
-        row: RowSpec, attack: KnowingSpec, count: int, *, once: bool = False, title: str = ""
+        row: RowSpec, attack: AdaptiveAttackSpec, count: int, *, once: bool = False, title: str = ""
     ) -> None:
-        looks = 1 if once or attack.attack == KNOWS_THE_SEED else 2
+        looks = 2 if not once and get_attack(attack.attack).worst_case else 1
         forward = passes(row, attack).forward + looks * judged(row)
         work = Passes(count * forward, count * passes(row, attack).backward)
         out.append((f"{row.title}: {title or attack.name}", row.model, work))
@@ -286,8 +285,8 @@ def adaptive_work(
         """
         runs = [(5 if row.defense == "none" else 7, passes(row, adaptive.main))]
         if row.defense != "none":
-            fixed = {**adaptive.main.settings, "attack": KNOWS_THE_SEED}
-            runs.append((1, passes(row, KnowingSpec.model_validate(fixed))))
+            fixed = {**adaptive.main.settings, "attack": "frozen"}
+            runs.append((1, passes(row, AdaptiveAttackSpec.model_validate(fixed))))
         looks = sum(times for times, _ in runs) * judged(row)
         return Passes(
             count * (looks + sum(times * each.forward for times, each in runs)),
@@ -313,6 +312,6 @@ def adaptive_work(
         # Both ways to fool MI-Combined are counted, where a detector has one: at most so much.
         row = RowSpec(title=f"{model}, MI-PL as a detector", model=model, defense="mi-combined")
         aware = [a for a in adaptive.attacks if a.attack == "detector-aware"]
-        attack = aware[0] if aware else KnowingSpec(attack="detector-aware")
+        attack = aware[0] if aware else AdaptiveAttackSpec(attack="detector-aware")
         add(row, attack, points, once=True)
     return out

@@ -1,4 +1,4 @@
-"""Images and answers as results.json has them, for the galleries."""
+"""Images as PNG and predictions by name, for the galleries in results.json."""
 
 from __future__ import annotations
 

@@ -223,6 +223,7 @@ class Results(TypedDict):
     trainings: NotRequired[dict[str, dict[str, Any] | None]]
     figures: NotRequired[dict[str, Analysis] | None]
     adaptive: NotRequired[Adaptive | None]
+    reused_models: NotRequired[dict[str, str]]
     artefacts: NotRequired[dict[str, str | None]]
     points: dict[str, int]
     spec: dict[str, Any]

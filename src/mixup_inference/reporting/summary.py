@@ -32,6 +32,11 @@ def summary(results: Results) -> list[str]:
     same = [title for title, effect in effects.items() if effect == NO_EFFECT]
     adaptive = summarize_adaptive(results.get("adaptive"))
     sentences = [_setup(results), *([adaptive] if adaptive else [])]
+    if reused := results.get("reused_models"):
+        sentences.append(
+            "Trained by an older version of the code and reused on purpose (--reuse-models): "
+            f"{', '.join(reused)}."
+        )
     sentences += [
         _describe(results, row, base, effects[row["title"]])
         for row, base in pairs

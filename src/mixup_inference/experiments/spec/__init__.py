@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from mixup_inference.experiments.spec.attacks import AdaptiveSpec, KnowingSpec, standard_attacks
+from mixup_inference.experiments.spec.attacks import (
+    AdaptiveAttackSpec,
+    AdaptiveSpec,
+    standard_attacks,
+)
 from mixup_inference.experiments.spec.data import DataSpec, ModelSpec, NetworkSpec
 from mixup_inference.experiments.spec.experiment import Spec
 from mixup_inference.experiments.spec.load import check_spec, load_spec, parse_spec, shipped_specs
@@ -16,11 +20,11 @@ from mixup_inference.experiments.spec.variants import (
 )
 
 __all__ = [
+    "AdaptiveAttackSpec",
     "AdaptiveSpec",
     "AttackSpec",
     "DataSpec",
     "FiguresSpec",
-    "KnowingSpec",
     "ModelSpec",
     "NetworkSpec",
     "RowSpec",

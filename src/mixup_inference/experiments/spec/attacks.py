@@ -52,9 +52,6 @@ class AdaptiveAttackSpec(Table):
         return self
 
 
-KnowingSpec = AdaptiveAttackSpec
-
-
 def standard_attacks() -> tuple[AdaptiveAttackSpec, ...]:
     """Return the standard suite: the attacks of an adaptive evaluation that names none."""
     return tuple(

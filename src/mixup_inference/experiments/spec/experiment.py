@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from mixup_inference.attacks import check_peer, get_attack
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.evaluation.callback import Column
-from mixup_inference.experiments.spec.attacks import AdaptiveSpec, KnowingSpec
+from mixup_inference.experiments.spec.attacks import AdaptiveAttackSpec, AdaptiveSpec
 from mixup_inference.experiments.spec.data import (
     DataSpec,
     ModelSpec,
@@ -118,13 +118,13 @@ class Spec(Table):
             return []
         return list(self.figures.models) or self.used_models
 
-    def surrogates(self, attack: KnowingSpec, model: str | None = None) -> list[str]:
+    def surrogates(self, attack: AdaptiveAttackSpec, model: str | None = None) -> list[str]:
         """The models that a transfer attack on a model is crafted on: all others by default."""
         if not get_attack(attack.attack).surrogates:
             return []
         return [name for name in attack.surrogates or self.models if name != model]
 
-    def attack_applies(self, attack: KnowingSpec, row: RowSpec) -> bool:
+    def attack_applies(self, attack: AdaptiveAttackSpec, row: RowSpec) -> bool:
         """Whether an attack that knows the defence makes sense for a row."""
         entry = get_attack(attack.attack)
         if entry.surrogates and not self.surrogates(attack, row.model):

@@ -1,4 +1,4 @@
-"""The same experiment on fewer points, in another precision, with another engine, or very small."""
+"""Variants of a spec: fewer points, another precision or engine, a smoke test."""
 
 from __future__ import annotations
 
