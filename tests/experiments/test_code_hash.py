@@ -45,10 +45,10 @@ def edit(copied, path, old, new):
 def hashes(root):
     return {
         "model": code_hash(train, without=("attacks",), root=root),
-        "examples": code_hash(pgd, root=root),
+        "examples": code_hash(pgd, without=("defenses", "detection"), root=root),
         "mi-ol": code_hash(MixupInference, root=root),
         "rotation": code_hash(RandomRotation, root=root),
-        "theory": code_hash(analyze, root=root),
+        "theory": code_hash(analyze, MixupInference, root=root),
     }
 
 

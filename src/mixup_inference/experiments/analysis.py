@@ -70,7 +70,7 @@ def _of_model(experiment: Experiment, name: str, *, tradeoffs: bool) -> dict[str
     scores = {name: code_hash(SCORES[name].function) for name in SCORES}
 
     def part(what: str, identity: dict[str, Any], code: Any, compute: Callable[[], Any]) -> Any:
-        code = {"code": code_hash(code, "experiments/analysis.py")}
+        code = {"code": code_hash(code, MixupInference, "experiments/analysis.py")}
         whole = {"what": what, **common, **identity, **code}
         return experiment.cached("analysis", f"{what} of {name}", whole, compute)
 

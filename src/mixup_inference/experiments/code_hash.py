@@ -19,7 +19,8 @@ from typing import Any
 
 NAME = __name__.partition(".")[0]
 PACKAGE = Path(__file__).parent.parent
-#: Modules and packages in which nothing is computed.
+#: Modules and packages in which nothing is computed, registries in any package among them: who
+#: takes a thing from one names that thing too.
 NOT_HASHED = ("errors", "registry", "reporting", "utils", "validation", "version")
 
 
@@ -59,12 +60,10 @@ def _behind(module: str, skipped: frozenset[str], root: Path) -> frozenset[Path]
     waiting, found = [_file(root, module)], set()
     while waiting:
         path = waiting.pop()
-        if path is None or path in found:
+        if path is None or path in found or skipped & {*path.relative_to(root).parts, path.stem}:
             continue
         found.add(path)
-        for origin, name in _imports(_parsed(path)):
-            if origin.partition(".")[0] not in skipped:
-                waiting.append(_defined_in(root, origin, name))
+        waiting += [_defined_in(root, origin, name) for origin, name in _imports(_parsed(path))]
     return frozenset(found)
 
 

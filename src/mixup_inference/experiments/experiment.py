@@ -204,7 +204,7 @@ class Experiment:
             "batch_size": self.batch_size,
             "seed": self._attack_seed,
             "points": self.data.hash_of(part),
-            "code": code_hash(pgd),
+            "code": code_hash(pgd, without=("defenses", "detection")),  # it attacks the bare model
         }
 
     def _examples_path(self, name: str, mode: str, part: str = "test") -> Path:
