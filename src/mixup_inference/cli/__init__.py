@@ -67,8 +67,7 @@ DryRun = Annotated[
     ),
 ]
 Smoke = Annotated[
-    bool,
-    Parameter(negative="", help="End to end on 32 images, one step of training and attack."),
+    bool, Parameter(negative="", help="End to end on 32 images, one step of training and attack.")
 ]
 
 Profile = Annotated[

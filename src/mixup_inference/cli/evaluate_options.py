@@ -76,10 +76,7 @@ def _attacks(one: OneModel) -> list[dict[str, Any]]:
         raise InputError(f"no attack has the setting {', '.join(sorted(set(settings) - known))}.")
     if one.surrogate and not any(document["attack"] == "transfer" for document in asked):
         raise InputError("--surrogate is for transfer attacks; add --attack transfer.")
-    steps = {
-        "steps": one.steps,
-        "step": None if one.step is None else number(one.step, "--step"),
-    }
+    steps = {"steps": one.steps, "step": None if one.step is None else number(one.step, "--step")}
     steps = {key: value for key, value in steps.items() if value is not None}
     if not any(document["attack"] == "eot-pgd" for document in asked):
         asked.append({"attack": "eot-pgd"})

@@ -25,20 +25,11 @@ from mixup_inference.reporting.schema import Adaptive, AdaptiveRow, Check
 
 Conclusion = Literal["significantly higher", "significantly lower", "not significant"]
 
-#: What one defence does, and what several do, for each conclusion.
+#: What one defence does to robust accuracy, and what several do, for each conclusion.
 _SUMMARY: dict[Conclusion, tuple[str, str]] = {
-    "significantly higher": (
-        "significantly increases robust accuracy",
-        "significantly increase robust accuracy",
-    ),
-    "significantly lower": (
-        "significantly decreases robust accuracy",
-        "significantly decrease robust accuracy",
-    ),
-    "not significant": (
-        "has no significant effect on robust accuracy",
-        "have no significant effect on robust accuracy",
-    ),
+    "significantly higher": ("significantly increases", "significantly increase"),
+    "significantly lower": ("significantly decreases", "significantly decrease"),
+    "not significant": ("has no significant effect on", "have no significant effect on"),
 }
 WARNING = "Do not trust this number"
 
@@ -178,14 +169,12 @@ def summarize_adaptive(adaptive: Adaptive | None) -> str:
     clauses = []
     for conclusion, (singular, plural) in _SUMMARY.items():
         some = [v for v in verdicts if v.conclusion == conclusion]
-        titles = [
-            f"{v.title} ({format_points(v.change[0])} points)"
-            if conclusion != "not significant"
-            else v.title
-            for v in some
-        ]
+        titles = [v.title for v in some]
+        if conclusion != "not significant":
+            titles = [f"{v.title} ({format_points(v.change[0])} points)" for v in some]
         if titles:
-            clauses.append(f"{', '.join(titles)} {plural if titles[1:] else singular}")
+            verb = plural if titles[1:] else singular
+            clauses.append(f"{', '.join(titles)} {verb} robust accuracy")
     text = f"Under adaptive attacks, {'; '.join(clauses)}."
     if unreliable := [v.title for v in verdicts if v.failures]:
         text += f" Unreliable, because checks of the attacks failed: {', '.join(unreliable)}."
