@@ -10,7 +10,7 @@ FRESH  := .venv-release
 TORCH  := torch==2.13.0
 SPEC   ?= digits
 
-.PHONY: help run test slow bench lint format docs pages cards release-check clean
+.PHONY: help run test slow bench lint format docs pages modules cards release-check clean
 
 help:
 	@echo "make run     set up, then run the digits experiment (SPEC=name or file for another)"
@@ -21,6 +21,7 @@ help:
 	@echo "make format  apply the formatter"
 	@echo "make docs    build the documentation into site/"
 	@echo "make pages   fill the README and the results pages from results/"
+	@echo "make modules fill the list of modules in docs/architecture.md"
 	@echo "make cards   write the cards of the shipped models (needs CIFAR-10 and CIFAR-100)"
 	@echo "make release-check  build sdist and wheel, and try the wheel in an empty environment"
 	@echo "make clean   remove .venv and caches (runs/ is kept)"
@@ -76,6 +77,9 @@ docs: $(DOCS)/.ready
 
 pages: $(VENV)/.run-ready
 	@$(BIN)/python tools/page.py
+
+modules: $(VENV)/.run-ready
+	@$(BIN)/python tools/modules.py
 
 cards: $(VENV)/.run-ready
 	@$(BIN)/python tools/cards.py

@@ -118,3 +118,16 @@ def test_the_cards_have_the_numbers_of_the_results(name):
 def test_pages_that_load_from_elsewhere_are_found(text, loads, tmp_path):
     (tmp_path / "page.html").write_text(text)
     assert bool(tool("check_site").outside(tmp_path)) == loads
+
+
+def test_the_architecture_lists_every_module_in_its_own_words():
+    modules = tool("modules")
+    page = modules.PAGE.read_text()
+    assert modules.filled(page) == page, "run `make modules`"
+    for path in modules.PACKAGE.rglob("*.py"):
+        assert path.name.startswith("__") or f"`{path.name}`" in page
+
+
+def test_no_folder_is_crowded():
+    for folder in {path.parent for path in (ROOT / "src").rglob("*.py")}:
+        assert len(list(folder.glob("*.py"))) <= 20

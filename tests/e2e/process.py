@@ -68,3 +68,11 @@ def call(*args, cwd=None):
         code = int(process.stdout.readline())
         texts = (path.read_bytes().decode() for path in (out, err))
         return subprocess.CompletedProcess(args, code, *texts)
+
+
+def start(*args):
+    """Run a command in a Python of its own, which a command that starts others needs."""
+    return subprocess.run(
+        [*COMMAND, *map(str, args)], capture_output=True, text=True, env=ENVIRONMENT, timeout=300,
+        check=False,
+    )  # fmt: skip

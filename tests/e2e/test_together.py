@@ -14,7 +14,8 @@ from random import Random
 
 import pytest
 
-from e2e.process import ENVIRONMENT, call
+from e2e.process import ENVIRONMENT
+from e2e.process import start as call
 from mixup_inference.utils.io import read_tensors
 from specs import DEFENDED, PLAIN, QUICK, tiny_toml
 

@@ -1,8 +1,5 @@
 """Attacks on a classifier or on a defence, which is a classifier too."""
 
-import warnings
-from typing import Any
-
 from mixup_inference.attacks.apgd import apgd_eot
 from mixup_inference.attacks.base import AttackResult
 from mixup_inference.attacks.detector_aware import detector_aware
@@ -28,6 +25,7 @@ from mixup_inference.attacks.square import square_eot
 from mixup_inference.attacks.success import judge
 from mixup_inference.attacks.threat_model import ThreatModel, random_targets
 from mixup_inference.attacks.transfer import transfer
+from mixup_inference.utils.renaming import renamed
 
 __all__ = [
     "ATTACKS",
@@ -65,18 +63,12 @@ __all__ = [
     "transfer",
 ]
 
-_RENAMED = {
-    "Attacked": AttackResult,
-    "Ball": ThreatModel,
-    "Common": AttackOptions,
-    "Victim": QueryModel,
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = _RENAMED[name]
-    message = f"{__name__}.{name} is now called {new.__name__}."
-    warnings.warn(message, DeprecationWarning, stacklevel=2)
-    return new
+__getattr__ = renamed(
+    __name__,
+    {
+        "Attacked": "mixup_inference.attacks:AttackResult",
+        "Ball": "mixup_inference.attacks:ThreatModel",
+        "Common": "mixup_inference.attacks:AttackOptions",
+        "Victim": "mixup_inference.attacks:QueryModel",
+    },
+)

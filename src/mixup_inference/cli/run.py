@@ -132,33 +132,28 @@ def work(stage: str, spec: Spec, common: Common, processes: Processes | None = N
         titles = [row.title for row in spec.rows]
         callback = ConsoleCallback(Console(quiet=common.quiet), titles, spec.columns)
         with open_experiment(spec, common, fabric, callback) as experiment:
-            paths = _do_aloud(stage, experiment, callback)
+            callback.say(f"{experiment.spec.title}  ({experiment.folder})", "bold")
+            if others := Run(experiment.folder).made_by_others():
+                callback.warn(f"made with {others}; what depends on that is computed again.")
+            try:
+                paths = _run_stage(stage, experiment, callback)
+            except KeyboardInterrupt:
+                callback.say(
+                    f"\nStopped. What was finished is kept in {experiment.folder}; go on with:\n"
+                    f"  {this_command()}"
+                )
+                raise
     _print_summary(callback, paths, time.perf_counter() - started)
 
 
-def _do_aloud(stage: str, experiment: Experiment, callback: ConsoleCallback) -> list[Path]:
-    """One stage; says what it begins with, and what is left if it is interrupted."""
-    callback.say(f"{experiment.spec.title}  ({experiment.folder})", "bold")
-    others = Run(experiment.folder).made_by_others()
-    if others is not None:
-        callback.warn(f"the results here are of {others}, so all is computed again.")
-    try:
-        return _do(stage, experiment, callback)
-    except KeyboardInterrupt:
-        callback.say(
-            f"\nStopped. What was finished is kept in {experiment.folder}; go on with:\n"
-            f"  {this_command()}"
-        )
-        raise
-
-
-def _do(stage: str, experiment: Experiment, callback: ConsoleCallback) -> list[Path]:
-    """One stage, or all of them; returns the paths of what it made."""
-    experiment.train()
+def _run_stage(stage: str, experiment: Experiment, callback: ConsoleCallback) -> list[Path]:
+    """Run one stage, or all of them; return the paths of what it made."""
     if stage == "train":
+        experiment.train()
         trained = filter(experiment.spec.is_trained, experiment.spec.needed_models)
         return [experiment.models.folder_of(name) for name in trained]
     if stage == "attack":
+        experiment.train()
         experiment.attack(everything=True)
         return [experiment.folder / "attacks"]
     results = experiment.run()

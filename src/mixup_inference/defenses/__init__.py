@@ -1,8 +1,5 @@
 """Inference-time defences: mixup inference and the baselines of Tables 2 and 3."""
 
-import warnings
-from typing import Any
-
 from mixup_inference.defenses.base import (
     Defense,
     Options,
@@ -22,6 +19,7 @@ from mixup_inference.defenses.registry import (
     make_defense,
     settings_of,
 )
+from mixup_inference.utils.renaming import renamed
 
 __all__ = [
     "DEFENSES",
@@ -48,9 +46,10 @@ __all__ = [
     "write_preset",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in ("StochasticModule", "RandomizedInference"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"{name} is now called Defense.", DeprecationWarning, stacklevel=2)
-    return Defense
+__getattr__ = renamed(
+    __name__,
+    {
+        "RandomizedInference": "mixup_inference.defenses:Defense",
+        "StochasticModule": "mixup_inference.defenses:Defense",
+    },
+)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -254,12 +255,11 @@ class Experiment:
     def measure(self) -> Table:
         """All cells of the table."""
         total = len(self.spec.rows) * len(self.columns)
+        table: Table = {}
         with self.progress.task("table", total=total) as self.callback.task:
-            return {
-                (row.title, column.name): self.cell(row, column)
-                for row in self.spec.rows
-                for column in self.columns
-            }
+            for row, column in product(self.spec.rows, self.columns):
+                table[row.title, column.name] = self.cell(row, column)
+        return table
 
     def cell(self, row: RowSpec, column: Column) -> Cell:
         """The accuracy of one row in one column, from the folder if it is there."""

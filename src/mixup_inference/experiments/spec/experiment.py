@@ -125,7 +125,7 @@ class Spec(Table):
         return [name for name in attack.surrogates or self.models if name != model]
 
     def attack_applies(self, attack: AdaptiveAttackSpec, row: RowSpec) -> bool:
-        """Whether an attack that knows the defence makes sense for a row."""
+        """Whether an adaptive attack makes sense for a row."""
         entry = get_attack(attack.attack)
         if entry.surrogates and not self.surrogates(attack, row.model):
             return False
