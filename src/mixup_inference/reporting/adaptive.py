@@ -87,10 +87,11 @@ def adaptive_section(adaptive: Adaptive) -> dict[str, Any]:
     """Everything that the report shows beside the entries of results.json."""
     rows = adaptive["rows"]
     columns = attack_columns(adaptive)
+    by_heading = groupby(enumerate(columns, 1), key=lambda numbered: numbered[1].over)
     return {
         "verdicts": adaptive_verdicts(adaptive),
         "columns": columns,
-        "headings": _headings(columns),
+        "headings": [(over, list(some)) for over, some in by_heading],
         "has_known_seed": not all(in_worst_case(column.group) for column in columns),
         "method": describe_method(adaptive),
         "missing": explain_missing(adaptive),
@@ -98,12 +99,6 @@ def adaptive_section(adaptive: Adaptive) -> dict[str, Any]:
         "checks": [checks_by_outcome(row) for row in rows],
         "counts": [format_check_counts(row) for row in rows],
     }
-
-
-def _headings(columns: list[AttackColumn]) -> list[tuple[str, list[tuple[int, AttackColumn]]]]:
-    """The numbered columns by the heading above them."""
-    numbered = enumerate(columns, 1)
-    return [(over, list(some)) for over, some in groupby(numbered, key=lambda c: c[1].over)]
 
 
 def adaptive_verdicts(adaptive: Adaptive) -> list[AdaptiveVerdict]:
