@@ -47,10 +47,9 @@ app.command(data_app)
 app.command(models_app)
 app.command(runs_app)
 
-Spec = Annotated[str, Parameter(help="Name of a shipped experiment, or path of a TOML file.")]
-OptionalSpec = Annotated[
-    str | None, Parameter(help="Name of a shipped experiment, or path of a TOML file.")
-]
+SPEC = Parameter(help="Name of a shipped experiment, or path of a TOML file.")
+Spec = Annotated[str, SPEC]
+OptionalSpec = Annotated[str | None, SPEC]
 
 Points = Annotated[
     int | None,
@@ -67,8 +66,7 @@ DryRun = Annotated[
     ),
 ]
 Smoke = Annotated[
-    bool,
-    Parameter(negative="", help="End to end on 32 images, one step of training and attack."),
+    bool, Parameter(negative="", help="End to end on 32 images, one step of training and attack.")
 ]
 
 Profile = Annotated[

@@ -13,6 +13,7 @@ from mixup_inference.cli.run import open_experiment
 from mixup_inference.experiments import analyses, check_spec, load_spec
 from mixup_inference.experiments.spec import FiguresSpec
 from mixup_inference.metrics.accuracy import mean_interval
+from mixup_inference.reporting.console import print_line
 from mixup_inference.reporting.summary import describe_linearity
 from mixup_inference.utils.io import add_checksums, write_json
 
@@ -43,16 +44,14 @@ def analyze_one(name: str | None, one: OneModel, common: Common) -> None:
     console = Console()
     for title, entry in found.items():
         _print(console, title, entry)
-    console.print(
-        f"\nEverything, with standard errors: {path}", highlight=False, soft_wrap=True, markup=False
-    )
+    print_line(console, f"\nEverything, with standard errors: {path}")
 
 
 def _print(console: Console, name: str, entry: dict[str, Any]) -> None:
-    console.print(f"\n{name}", style="bold", markup=False)
-    told = describe_linearity(name, entry["linearity"])
-    console.print(told, highlight=False, soft_wrap=True, markup=False)
+    print_line(console, f"\n{name}", "bold")
+    print_line(console, describe_linearity(name, entry["linearity"]))
     scores = entry["detection"]["scores"]
+    aucs = {(s["score"], s["lam"], s["attack"]): s["auc"] for s in scores}
     for attack in dict.fromkeys(score["attack"] for score in scores):
         table = Table(
             *("lam", "F_y", "F_yhat", "transfer", "shrinkage", "RIC", "DG", "AUC"),
@@ -63,19 +62,14 @@ def _print(console: Console, name: str, entry: dict[str, Any]) -> None:
         )
         for theory in (t for t in entry["theory"] if t["attack"] == attack):
             kind = theory["kind"].upper()
-            auc = next(
-                s["auc"]
-                for s in scores
-                if (s["score"], s["lam"], s["attack"]) == (kind, theory["lam"], attack)
-            )
-            table.add_row(*_cells(kind, theory, auc))
+            table.add_row(*_cells(kind, theory, aucs[kind, theory["lam"], attack]))
         if table.row_count:
             console.print(table)
         else:
-            console.print(f"{attack}: the attack turned fewer than two points.", highlight=False)
+            print_line(console, f"{attack}: the attack turned fewer than two points.")
         others = [s for s in scores if s["attack"] == attack and s["lam"] is None]
         words = ", ".join(f"{s['score']} {s['auc']:.3f}" for s in others)
-        console.print(f"AUC of other scores: {words}.", highlight=False)
+        print_line(console, f"AUC of other scores: {words}.")
 
 
 def _cells(kind: str, theory: dict[str, Any], auc: float) -> list[str]:

@@ -102,13 +102,9 @@ def list_models() -> None:
     for name, folder in shipped_models().items():
         _, header = read_checkpoint(folder / WEIGHTS)
         clean = header["clean_accuracy"]
-        rows.append(
-            (
-                name,
-                f"{header['architecture']['name']}, {header['objective']} on {header['data']}",
-                f"{clean['correct'] / clean['total']:.1%} of {clean['total']:,} test images",
-            )
-        )
+        made = f"{header['architecture']['name']}, {header['objective']} on {header['data']}"
+        share = f"{clean['correct'] / clean['total']:.1%} of {clean['total']:,} test images"
+        rows.append((name, made, share))
     say_columns(rows)
 
 

@@ -34,12 +34,8 @@ def adaptive_section(one: OneModel) -> dict[str, Any] | None:
                 "defence; add --attack adaptive."
             )
         return None
-    section: dict[str, Any] = {"attacks": _attacks(one)}
-    if one.points is not None:
-        section["points"] = one.points
-    if one.checks is not None:
-        section["checks"] = one.checks
-    return section
+    section = {"attacks": _attacks(one), "points": one.points, "checks": one.checks}
+    return {key: value for key, value in section.items() if value is not None}
 
 
 def refuse_adaptive(one: OneModel) -> None:
@@ -76,10 +72,7 @@ def _attacks(one: OneModel) -> list[dict[str, Any]]:
         raise InputError(f"no attack has the setting {', '.join(sorted(set(settings) - known))}.")
     if one.surrogate and not any(document["attack"] == "transfer" for document in asked):
         raise InputError("--surrogate is for transfer attacks; add --attack transfer.")
-    steps = {
-        "steps": one.steps,
-        "step": None if one.step is None else number(one.step, "--step"),
-    }
+    steps = {"steps": one.steps, "step": None if one.step is None else number(one.step, "--step")}
     steps = {key: value for key, value in steps.items() if value is not None}
     if not any(document["attack"] == "eot-pgd" for document in asked):
         asked.append({"attack": "eot-pgd"})
@@ -139,13 +132,10 @@ def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
     network = _network(one)
     size = one.size
     if size is None and network is None and one.data.startswith("folder:"):
-        size = _size_of(one.weights)
+        size = getattr(from_pretrained(str(one.weights)), "config", {}).get("size")
     name = one.model or _name_of(one.weights)
-    settings: dict[str, Any] = {"lam": one.lam} if one.lam is not None else {}
-    for key, value in named_settings(one.setting, "--setting").items():
-        if key in settings:
-            raise InputError(f"{key} is given twice.")
-        settings[key] = value
+    lam = () if one.lam is None else (f"lam={one.lam}",)
+    settings = named_settings((*lam, *one.setting), "--setting")
     rows: list[dict[str, Any]] = [{"title": name, "model": "model"}]
     if one.preset is not None:
         if settings:
@@ -196,7 +186,7 @@ def _name_of(weights: str | None) -> str:
 
 def _network(one: OneModel) -> dict[str, Any] | None:
     scale = {
-        key: _numbers(value, f"--{key}")
+        key: [number(part.strip(), f"--{key}") for part in value.split(",")]
         for key, value in (("mean", one.mean), ("std", one.std))
         if value is not None
     }
@@ -207,22 +197,12 @@ def _network(one: OneModel) -> dict[str, Any] | None:
     return None
 
 
-def _size_of(weights: str | None) -> int | None:
-    """The side of the images that a checkpoint of ours was trained on."""
-    config: dict[str, Any] = getattr(from_pretrained(str(weights)), "config", {})
-    return config.get("size")
-
-
 def number(text: str, what: str) -> float:
     """A number, or a fraction such as 8/255."""
     try:
         return float(Fraction(text))
     except (ValueError, ZeroDivisionError):
         raise InputError(f"{what} must be a number or a fraction like 8/255; saw {text}.") from None
-
-
-def _numbers(text: str, what: str) -> list[float]:
-    return [number(part.strip(), what) for part in text.split(",")]
 
 
 def named_settings(texts: Sequence[str], option: str) -> dict[str, Any]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from pathlib import Path
 
+from mixup_inference.cli.console import say
 from mixup_inference.cli.run import alone_in
 from mixup_inference.errors import InputError, MixupInferenceError, MixupInferenceWarning
 from mixup_inference.reporting import Results, check_results, write_comparison, write_report
 from mixup_inference.utils.io import checksum_problem, is_file, parse_json, read_text
-from mixup_inference.utils.text import plain_lines, plain_values
+from mixup_inference.utils.text import plain_values
 
 #: Bytes; no run leaves more.
 LARGEST = 100_000_000
@@ -21,15 +21,13 @@ def write_reports(runs: tuple[Path, ...], output: Path | None) -> None:
     results = [_read(run) for run in runs]
     if len(results) == 1 and output is not None:
         raise InputError("--output is for several runs; the report of one goes into its folder.")
-    output = output or Path("comparison.html")
     try:
         if len(results) == 1:
             folder = runs[0] if runs[0].is_dir() else runs[0].parent
             with alone_in(folder):
-                paths = write_report(results[0], folder)[:1]
+                path = write_report(results[0], folder)[0]
         else:
-            write_comparison(results, output)
-            paths = [output]
+            path = write_comparison(results, output or Path("comparison.html"))
     except (MixupInferenceError, OSError):
         raise
     except Exception as error:  # a file that came from elsewhere can lack or hold anything
@@ -38,8 +36,7 @@ def write_reports(runs: tuple[Path, ...], output: Path | None) -> None:
             f"{names}: no report can be made of these results ({type(error).__name__}: {error}). "
             "Are they of a finished run by this version?"
         ) from error
-    for path in paths:
-        sys.stdout.write(f"{plain_lines(str(path))}\n")
+    say(str(path))
 
 
 def _read(run: Path) -> Results:

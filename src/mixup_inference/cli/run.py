@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-from torch import distributed
-
-from mixup_inference.experiments import Spec
-from mixup_inference.training import make_fabric
-from mixup_inference.utils.distributed import check_device
-
-if TYPE_CHECKING:
-    from lightning_fabric import Fabric
-
-    from mixup_inference.cli.options import Common, Processes
 import logging
 import shlex
 import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,13 +15,16 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from torch import distributed
 
 from mixup_inference.datasets import shape_of
-from mixup_inference.experiments import Callback, Experiment, measure_speeds, plan
+from mixup_inference.experiments import Callback, Experiment, Spec, measure_speeds, plan
 from mixup_inference.experiments.cache import leftovers
 from mixup_inference.experiments.run_directory import Run, lock_run
 from mixup_inference.experiments.spec import in_precision, with_attack_precision, with_engine
 from mixup_inference.reporting import ConsoleCallback, write_report, write_results
+from mixup_inference.training import make_fabric
+from mixup_inference.utils.distributed import check_device
 from mixup_inference.utils.progress import SILENT, RichProgress
 
 if TYPE_CHECKING:

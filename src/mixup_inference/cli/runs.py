@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -84,18 +85,11 @@ def compare(one: RunName, two: RunName, /, *, output: Output = OUTPUT) -> None:
     from mixup_inference.experiments.run_directory import find_run  # noqa: PLC0415
 
     found = compare_runs(find_run(one, output), find_run(two, output))
-    rows = [
-        [
-            switch.row,
-            switch.column,
-            str(switch.point),
-            *(
-                f"{label} by {'infinitely much' if margin is None else f'{margin:.6f}'}"
-                for label, margin in zip(switch.labels, switch.margins, strict=True)
-            ),
-        ]
-        for switch in found.switches
-    ]
+    rows = []
+    for switch in found.switches:
+        margins = ["infinitely much" if m is None else f"{m:.6f}" for m in switch.margins]
+        labels = [f"{label} by {m}" for label, m in zip(switch.labels, margins, strict=True)]
+        rows.append([switch.row, switch.column, str(switch.point), *labels])
     say_columns([["row", "column", "point", f"label in {one}", f"in {two}"], *rows])
     count = len(found.switches)
     ending = f", with margins up to {found.widest:.6f}" if count else ""
@@ -134,19 +128,13 @@ def clean(*runs: RunName, yes: Yes = False, output: Output = OUTPUT) -> None:
     only damaged parts go. Nothing is deleted without --yes, and nothing ever that this program
     did not write.
     """
-    from mixup_inference.experiments.run_directory import (  # noqa: PLC0415
-        find_run,
-        lock_run,
-    )
+    from mixup_inference.experiments.run_directory import find_run, lock_run  # noqa: PLC0415
 
     if not runs:
         raise InputError("say which runs are to be cleaned; `runs list` names them.")
     for found in [find_run(name, output) for name in runs]:
-        if not yes:
-            _clean(found, yes=False)
-            continue
-        with lock_run(found.folder):
-            _clean(found, yes=True)
+        with lock_run(found.folder) if yes else nullcontext():
+            _clean(found, yes=yes)
 
 
 def _clean(run: Run, *, yes: bool) -> None:
@@ -168,10 +156,7 @@ def _clean(run: Run, *, yes: bool) -> None:
 def _state(run: Run) -> str:
     """How complete it is, and who works on it."""
     from mixup_inference.experiments.cache import KINDS  # noqa: PLC0415
-    from mixup_inference.experiments.run_directory import (  # noqa: PLC0415
-        RESULTS,
-        is_locked,
-    )
+    from mixup_inference.experiments.run_directory import RESULTS, is_locked  # noqa: PLC0415
 
     kinds = Counter(kind for kind, _ in {(file.kind, file.hash) for file in run.files})
     parts = ", ".join(f"{kinds[kind]} {kind}" for kind in KINDS if kinds[kind])

@@ -18,6 +18,7 @@ from mixup_inference.defenses import write_preset
 from mixup_inference.evaluation.grid_search import grid_of, in_words
 from mixup_inference.experiments import Tuned, load_spec, tune
 from mixup_inference.metrics.accuracy import cell_entry
+from mixup_inference.reporting.console import print_line
 from mixup_inference.reporting.formatting import format_margin, percent
 from mixup_inference.utils.io import add_checksums
 from mixup_inference.validation import check_number
@@ -47,7 +48,7 @@ def tune_one(name: str | None, one: OneModel, loss: float, common: Common) -> No
         add_checksums(experiment.folder, [path])
     if not common.quiet:
         _print(Console(), tuned, one.defense, loss)
-        Console().print(f"\nKept as {path}", highlight=False, soft_wrap=True, markup=False)
+        print_line(Console(), f"\nKept as {path}")
 
 
 def _comment(tuned: Tuned, what: str, loss: float) -> str:
@@ -63,24 +64,23 @@ def _comment(tuned: Tuned, what: str, loss: float) -> str:
 def _print(console: Console, tuned: Tuned, defense: str, loss: float) -> None:
     """The grid on the tuning points, and the choice on the test points."""
     attacks = list(tuned.chosen.attacked)
-    console.print(
+    print_line(
+        console,
         f"{defense} on {tuned.base.total} tuning points; undefended and clean: "
         f"{percent(tuned.base.value)}. Allowed to lose {100 * loss:g} points.",
-        highlight=False,
-        soft_wrap=True,
     )
     width = max(len(in_words(t.settings)) for t in tuned.trials) + 2
     heads = "".join(name.rjust(13) for name in ("clean", *attacks))
-    console.print(" " * width + heads, style="bold", highlight=False, soft_wrap=True)
+    print_line(console, " " * width + heads, "bold")
     for trial in tuned.trials:
         cells = [trial.clean, *trial.attacked.values()]
         mark = "  <- chosen" if trial == tuned.chosen else ""
         line = in_words(trial.settings).ljust(width)
         line += "".join(percent(cell.value).rjust(13) for cell in cells)
-        console.print(line + mark, highlight=False, soft_wrap=True, markup=False)
-    console.print(f"\nOn {tuned.reported[0][0].total} test points:", highlight=False)
+        print_line(console, line + mark)
+    print_line(console, f"\nOn {tuned.reported[0][0].total} test points:")
     width = max(len(row.title) for row in tuned.rows) + 2
     for row, cells in zip(tuned.rows, tuned.reported, strict=True):
         line = row.title.ljust(width)
         line += "".join(format_margin(cell_entry(cell)).rjust(13) for cell in cells)
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        print_line(console, line)

@@ -55,11 +55,7 @@ def loss_rises(trace: Tensor) -> Check:
 
 
 def at_least_as_strong(
-    check_id: str,
-    strong: Tensor,
-    weak: Tensor,
-    *,
-    titles: tuple[str, str] = ("it", "the other"),
+    check_id: str, strong: Tensor, weak: Tensor, *, titles: tuple[str, str] = ("it", "the other")
 ) -> Check:
     """Fail if ``strong`` leaves a significantly higher accuracy than ``weak`` does.
 

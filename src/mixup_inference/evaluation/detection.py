@@ -119,17 +119,12 @@ def measure_detection(answers: Answers, modes: Sequence[str]) -> dict[str, Any]:
     for mode in modes:
         attacked = scores(answers, mode)
         for (score, lam), values in clean.items():
-            low, high = auc_interval(values, attacked[score, lam])
-            entry: dict[str, Any] = {
-                "score": score,
-                "lam": lam,
-                "attack": mode,
-                "auc": auc(values, attacked[score, lam]),
-                "low": low,
-                "high": high,
-            }
+            suspects = attacked[score, lam]
+            low, high = auc_interval(values, suspects)
+            entry: dict[str, Any] = {"score": score, "lam": lam, "attack": mode}
+            entry |= {"auc": auc(values, suspects), "low": low, "high": high}
             if lam in (None, shown):
-                false, true = (_thin(rates) for rates in roc(values, attacked[score, lam]))
+                false, true = (_thin(rates) for rates in roc(values, suspects))
                 entry["roc"] = {"false_positives": false, "true_positives": true}
             if calibration and len(calibration[score, lam]) >= 1 / FALSE_POSITIVES:
                 threshold = conformal_threshold(calibration[score, lam], FALSE_POSITIVES)
@@ -137,7 +132,7 @@ def measure_detection(answers: Answers, modes: Sequence[str]) -> dict[str, Any]:
                     "rate": FALSE_POSITIVES,
                     "threshold": threshold,
                     "false_positives": share(values > threshold),
-                    "detected": share(attacked[score, lam] > threshold),
+                    "detected": share(suspects > threshold),
                 }
             entries.append(entry)
     return {"scores": entries}

@@ -48,17 +48,16 @@ class Accuracy:
 
 def cell_entry(accuracy: Accuracy) -> dict[str, float]:
     """An accuracy as an entry of results.json."""
-    low, high = accuracy.interval
-    entry = {
-        "correct": accuracy.correct,
-        "total": accuracy.total,
-        "accuracy": accuracy.value,
-        "low": low,
-        "high": high,
-    }
+    counts = {"correct": accuracy.correct, "total": accuracy.total}
+    entry = counts | interval_entry(accuracy.value, accuracy.interval)
     if accuracy.prepared:
         entry["passes_once"] = accuracy.prepared
     return entry if math.isnan(accuracy.passes) else entry | {"passes_per_image": accuracy.passes}
+
+
+def interval_entry(value: float, interval: tuple[float, float]) -> dict[str, float]:
+    """An accuracy and its interval as they stand in results.json."""
+    return {"accuracy": value, "low": interval[0], "high": interval[1]}
 
 
 def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> IntervalEstimate:

@@ -19,6 +19,7 @@ from mixup_inference.metrics.accuracy import (
     Accuracy,
     IntervalEstimate,
     correlation,
+    interval_entry,
     newcombe,
     wilson,
 )
@@ -42,14 +43,11 @@ class RobustAccuracy:
     def __post_init__(self) -> None:
         fooled = self.fooled
         if not isinstance(fooled, Tensor) or fooled.dtype != torch.bool or fooled.ndim != 2:
-            seen = (
-                f"{fooled.dtype} with shape {tuple(fooled.shape)}"
-                if isinstance(fooled, Tensor)
-                else type(fooled).__name__
-            )
-            raise InputError(
-                f"fooled must be a bool tensor of shape (points, repeats); saw {seen}."
-            )
+            seen = type(fooled).__name__
+            if isinstance(fooled, Tensor):
+                seen = f"{fooled.dtype} with shape {tuple(fooled.shape)}"
+            needed = "a bool tensor of shape (points, repeats)"
+            raise InputError(f"fooled must be {needed}; saw {seen}.")
         if fooled.numel() == 0:
             raise InputError(f"fooled is empty: its shape is {tuple(fooled.shape)}.")
 
@@ -101,19 +99,12 @@ class RobustAccuracy:
 
     def entry(self) -> dict[str, Any]:
         """The entry of results.json."""
-        low, high = self.interval
         worst = self.pessimistic
         return {
-            "accuracy": self.value,
-            "low": low,
-            "high": high,
+            **interval_entry(self.value, self.interval),
             "points": self.points,
             "repeats": self.repeats,
-            "any_draw": {
-                "accuracy": worst.value,
-                "low": worst.interval[0],
-                "high": worst.interval[1],
-            },
+            "any_draw": interval_entry(worst.value, worst.interval),
         }
 
     def __str__(self) -> str:
@@ -136,9 +127,7 @@ def paired_difference(a: Tensor, b: Tensor) -> IntervalEstimate:
     one, two = RobustAccuracy(a), RobustAccuracy(b)
     _check_points({"a": a, "b": b})
     return newcombe(
-        (one.value, *one.interval),
-        (two.value, *two.interval),
-        correlation(one.shares, two.shares),
+        (one.value, *one.interval), (two.value, *two.interval), correlation(one.shares, two.shares)
     )
 
 
@@ -169,8 +158,8 @@ def worst_case(
         RobustAccuracy(fooled)
     _check_points(chosen_on)
     _check_points({"chosen_on": chosen_on[names[0]], **reported_on})
-    if len({reported_on[name].shape[1] for name in names}) > 1:
-        seen = {name: reported_on[name].shape[1] for name in names}
+    seen = {name: reported_on[name].shape[1] for name in names}
+    if len(set(seen.values())) > 1:
         raise InputError(f"the attacks must be reported with equally many repeats; saw {seen}.")
     strength = torch.stack([_shrunk(chosen_on[name]) for name in names])
     # The slack allows for rounding. Of equals take the first, which argmax does not promise.

@@ -25,20 +25,11 @@ from mixup_inference.reporting.schema import Adaptive, AdaptiveRow, Check
 
 Conclusion = Literal["significantly higher", "significantly lower", "not significant"]
 
-#: What one defence does, and what several do, for each conclusion.
+#: What one defence does to robust accuracy, and what several do, for each conclusion.
 _SUMMARY: dict[Conclusion, tuple[str, str]] = {
-    "significantly higher": (
-        "significantly increases robust accuracy",
-        "significantly increase robust accuracy",
-    ),
-    "significantly lower": (
-        "significantly decreases robust accuracy",
-        "significantly decrease robust accuracy",
-    ),
-    "not significant": (
-        "has no significant effect on robust accuracy",
-        "have no significant effect on robust accuracy",
-    ),
+    "significantly higher": ("significantly increases", "significantly increase"),
+    "significantly lower": ("significantly decreases", "significantly decrease"),
+    "not significant": ("has no significant effect on", "have no significant effect on"),
 }
 WARNING = "Do not trust this number"
 
@@ -96,10 +87,11 @@ def adaptive_section(adaptive: Adaptive) -> dict[str, Any]:
     """Everything that the report shows beside the entries of results.json."""
     rows = adaptive["rows"]
     columns = attack_columns(adaptive)
+    by_heading = groupby(enumerate(columns, 1), key=lambda numbered: numbered[1].over)
     return {
         "verdicts": adaptive_verdicts(adaptive),
         "columns": columns,
-        "headings": _headings(columns),
+        "headings": [(over, list(some)) for over, some in by_heading],
         "has_known_seed": not all(in_worst_case(column.group) for column in columns),
         "method": describe_method(adaptive),
         "missing": explain_missing(adaptive),
@@ -107,12 +99,6 @@ def adaptive_section(adaptive: Adaptive) -> dict[str, Any]:
         "checks": [checks_by_outcome(row) for row in rows],
         "counts": [format_check_counts(row) for row in rows],
     }
-
-
-def _headings(columns: list[AttackColumn]) -> list[tuple[str, list[tuple[int, AttackColumn]]]]:
-    """The numbered columns by the heading above them."""
-    numbered = enumerate(columns, 1)
-    return [(over, list(some)) for over, some in groupby(numbered, key=lambda c: c[1].over)]
 
 
 def adaptive_verdicts(adaptive: Adaptive) -> list[AdaptiveVerdict]:
@@ -178,14 +164,12 @@ def summarize_adaptive(adaptive: Adaptive | None) -> str:
     clauses = []
     for conclusion, (singular, plural) in _SUMMARY.items():
         some = [v for v in verdicts if v.conclusion == conclusion]
-        titles = [
-            f"{v.title} ({format_points(v.change[0])} points)"
-            if conclusion != "not significant"
-            else v.title
-            for v in some
-        ]
+        titles = [v.title for v in some]
+        if conclusion != "not significant":
+            titles = [f"{v.title} ({format_points(v.change[0])} points)" for v in some]
         if titles:
-            clauses.append(f"{', '.join(titles)} {plural if titles[1:] else singular}")
+            verb = plural if titles[1:] else singular
+            clauses.append(f"{', '.join(titles)} {verb} robust accuracy")
     text = f"Under adaptive attacks, {'; '.join(clauses)}."
     if unreliable := [v.title for v in verdicts if v.failures]:
         text += f" Unreliable, because checks of the attacks failed: {', '.join(unreliable)}."

@@ -76,20 +76,19 @@ class ConsoleCallback(Callback):
     def _print_heading(self) -> None:
         kinds = [(k, len(list(g))) for k, g in groupby(self.columns, key=lambda c: c.mode)]
         top = "".join(capitalize(kind).rjust(self._cell_width * n) for kind, n in kinds)
-        steps = "".join(
-            (f"PGD-{c.steps}" if c.steps else "").rjust(self._cell_width) for c in self.columns
-        )
+        named = (f"PGD-{c.steps}" if c.steps else "" for c in self.columns)
+        steps = "".join(name.rjust(self._cell_width) for name in named)
         self.say(" " * self._title_width + top, "bold")
         if steps.strip():
             self.say(" " * self._title_width + steps, "bold")
 
     def say(self, text: str, style: str = "") -> None:
-        """Print a line without interpreting markup."""
-        self.console.print(
-            plain_lines(text),
-            style=style,
-            highlight=False,
-            soft_wrap=True,
-            markup=False,
-            emoji=False,
-        )
+        """Print a line as it is."""
+        print_line(self.console, text, style)
+
+
+def print_line(console: Console, text: str, style: str = "") -> None:
+    """Print a line without interpreting markup, however narrow the terminal."""
+    console.print(
+        plain_lines(text), style=style, highlight=False, soft_wrap=True, markup=False, emoji=False
+    )

@@ -130,13 +130,6 @@ def _render(template: str, **context: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {
-        "format_check": format_check,
-        "format_settings": format_settings,
-        "in_worst_case": in_worst_case,
-        "modes": modes,
-        "percent": percent,
-        "ratios": ratios,
-        "shown_scores": shown_scores,
-    }
+    called = (format_check, format_settings, in_worst_case, modes, percent, ratios, shown_scores)
+    environment.globals |= {function.__name__: function for function in called}
     return environment.get_template(template).render(**context)

@@ -32,9 +32,6 @@ class Cell(Share):
     correct: int
     total: int
     right: NotRequired[str]
-    part: NotRequired[str]
-    passes_per_image: NotRequired[float]
-    passes_once: NotRequired[int]
 
 
 class Row(TypedDict):

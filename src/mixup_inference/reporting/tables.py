@@ -41,13 +41,8 @@ def markdown(results: Results) -> str:
     for row in results["rows"]:
         cells = [format_interval(row["cells"][c], row["cells"][c]["total"]) for c in columns]
         rows.append([markdown_words(row["title"]), *cells, f"{row['passes_per_image']:.1f}"])
-    lines = [
-        f"# {markdown_words(results['title'])}",
-        "",
-        caption(results),
-        "",
-        *table_lines(head, rows),
-    ]
+    lines = [f"# {markdown_words(results['title'])}", "", caption(results), ""]
+    lines += table_lines(head, rows)
     if adaptive := results.get("adaptive"):
         lines += ["", *adaptive_lines(adaptive)]
     return "\n".join(lines) + "\n"
@@ -88,18 +83,14 @@ def adaptive_lines(adaptive: Adaptive) -> list[str]:
 def caption(results: Results) -> str:
     """What the table shows."""
     spec = results["spec"]
-    attack = spec.get("attack")
-    attacks = (
-        "without an attack"
-        if attack is None
-        else f"the attacks are oblivious: they know the undefended model only ({attack['norm']}, "
-        f"eps {attack['eps']:.4g}, step {attack['step']:.4g}, {attack['labels']} labels)"
-    )
-    leak = (
-        " They draw from the whole test set, including the test points and their labels."
-        if spec["data"].get("pool") == "test"
-        else ""
-    )
+    attacks, leak = "without an attack", ""
+    if (attack := spec.get("attack")) is not None:
+        attacks = (
+            f"the attacks are oblivious: they know the undefended model only ({attack['norm']}, "
+            f"eps {attack['eps']:.4g}, step {attack['step']:.4g}, {attack['labels']} labels)"
+        )
+    if spec["data"].get("pool") == "test":
+        leak = " They draw from the whole test set, including the test points and their labels."
     return (
         f"Accuracy in percent on {results['points']['test']} test points, with 95% Wilson "
         f"intervals; {attacks}. Randomised defences average {spec['draws']} draws.{leak}"

@@ -7,10 +7,12 @@ from typing import Any
 
 from mixup_inference.metrics.accuracy import correlation, difference, from_bits, newcombe
 from mixup_inference.reporting.claims.base import (
+    CLAIMED,
     MARGIN,
     Claim,
     Verdict,
     differing_in,
+    models_by_objective,
     objective_of,
     verdict_of,
 )
@@ -25,8 +27,8 @@ from mixup_inference.reporting.schema import Cell, Results, Row
 from mixup_inference.reporting.summary import undefended_row
 from mixup_inference.reporting.tables import strongest_attacks
 
-#: The defence that the paper's claims are about, and its lambda where a row does not set one.
-CLAIMED, DEFAULT_LAM = "mi-ol", 0.5
+#: The lambda of MI-OL where a row does not set one.
+DEFAULT_LAM = 0.5
 
 #: A defended row and the undefended row of the same model.
 Pair = tuple[Row, Row]
@@ -36,8 +38,9 @@ def table_claims(results: Results) -> Iterator[Claim]:
     """MI-OL against its undefended model and against the baselines, and MI-Combined."""
     if not strongest_attacks(results["columns"]):
         return
-    objectives = _models_by_objective(results)
-    for objective in filter(uses_mixup, objectives):
+    objectives = models_by_objective(results, (row["model"] for row in results["rows"]))
+    mixed = list(filter(uses_mixup, objectives))
+    for objective in mixed:
         on = f"On models trained with {objective_title(objective)}, MI-OL"
         defended = _rows(results, objective, CLAIMED)
         for row in defended:
@@ -55,7 +58,7 @@ def table_claims(results: Results) -> Iterator[Claim]:
             if rivals:
                 statement = f"{on} outperforms the other inference-time defences{which}."
                 yield _better(results, "beats-baselines", statement, row, rivals)
-    yield from _combined(results, [o for o in objectives if uses_mixup(o)])
+    yield from _combined(results, mixed)
 
 
 def _better(results: Results, id_: str, statement: str, row: Row, others: list[Row]) -> Claim:
@@ -106,15 +109,6 @@ def _combined(results: Results, objectives: list[str]) -> Iterator[Claim]:
         return
 
 
-def _models_by_objective(results: Results) -> dict[str, str]:
-    """The first model of each objective, in the order of the rows."""
-    models: dict[str, str] = {}
-    for row in results["rows"]:
-        if (objective := objective_of(results, row["model"])) is not None:
-            models.setdefault(objective, row["model"])
-    return models
-
-
 def _rows(results: Results, objective: str, defense: str) -> list[Row]:
     """The rows of a defence on models that were trained with an objective."""
     return [
@@ -128,7 +122,7 @@ def training_claims(results: Results) -> Iterator[Claim]:
     """Training with mixup against without, longer training, and training at MI-OL's lambda."""
     if not strongest_attacks(results["columns"]):
         return
-    models = _models_by_objective(results)
+    models = models_by_objective(results, (row["model"] for row in results["rows"]))
     for mixed in filter(uses_mixup, models):
         for plain in without_mixup(mixed):
             if plain in models:
@@ -142,10 +136,7 @@ def training_claims(results: Results) -> Iterator[Claim]:
                 "longer-training",
                 f"Longer training increases the gain of MI-OL ({objective_title(str(objective))}).",
                 "Appendix B.1",
-                {
-                    f"{lengths[m]} epochs": pair
-                    for m, pair in zip((long, short), pairs, strict=True)
-                },
+                {f"{lengths[long]} epochs": pairs[0], f"{lengths[short]} epochs": pairs[1]},
             )
     for ratios in differing_in(results, "lam"):
         usual = next((model for model, lam in ratios.items() if lam is None), None)

@@ -15,6 +15,9 @@ Verdict = Literal["holds", "does not hold", "undecided"]
 #: Differences in accuracy below this are negligible.
 MARGIN = 0.03
 
+#: The defence that the paper's claims are about.
+CLAIMED = "mi-ol"
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -58,6 +61,15 @@ def objective_of(results: Mapping[str, Any], model: str) -> str | None:
         return None
     objective: str | None = entry.get("objective") or spec.get("training", {}).get("objective")
     return objective
+
+
+def models_by_objective(results: Mapping[str, Any], models: Iterable[str]) -> dict[str, str]:
+    """The first of these models for each known objective."""
+    first: dict[str, str] = {}
+    for model in models:
+        if (objective := objective_of(results, model)) is not None:
+            first.setdefault(objective, model)
+    return first
 
 
 def differing_in(results: Mapping[str, Any], setting: str) -> list[dict[str, Any]]:

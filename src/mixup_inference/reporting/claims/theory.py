@@ -9,9 +9,11 @@ from mixup_inference.evaluation.detection import middle
 from mixup_inference.metrics.accuracy import IntervalEstimate, mean_interval, newcombe
 from mixup_inference.reporting.adaptive import adaptive_verdicts, failed_checks
 from mixup_inference.reporting.claims.base import (
+    CLAIMED,
     MARGIN,
     Claim,
     Verdict,
+    models_by_objective,
     objective_of,
     verdict_of,
 )
@@ -19,8 +21,8 @@ from mixup_inference.reporting.formatting import format_mean
 from mixup_inference.reporting.labels import objective_title, uses_mixup, without_mixup
 from mixup_inference.reporting.schema import AdaptiveRow, Linearity, Results, Score, Theory
 
-#: The defence and the detection score that the paper's claims are about.
-CLAIMED_DEFENSE, CLAIMED_SCORE, OTHER_SCORE = "mi-ol", "MI-PL", "MI-OL"
+#: The detection score that the paper's claims are about, and the gap of the other defence.
+CLAIMED_SCORE, OTHER_SCORE = "MI-PL", "MI-OL"
 
 MECHANISMS = {
     "input_transfer": ("input-transfer", "Input transfer"),
@@ -33,11 +35,8 @@ Entry = TypeVar("Entry", Score, Theory)
 def figure_claims(results: Results) -> Iterator[Claim]:
     """Linearity, detection, and the two mechanisms of the theory."""
     figures = results.get("figures") or {}
-    models: dict[str, str] = {}
-    for name in figures:
-        if (objective := objective_of(results, name)) is not None:
-            models.setdefault(objective, name)
-    mixed = [objective for objective in models if uses_mixup(objective)]
+    models = models_by_objective(results, figures)
+    mixed = list(filter(uses_mixup, models))
     for objective in mixed:
         for plain in filter(models.__contains__, without_mixup(objective)):
             found = {name: figures[models[name]]["linearity"] for name in (objective, plain)}
@@ -101,7 +100,7 @@ def _detection(model: str, scores: Sequence[Score], rival: str) -> Iterator[Clai
 
 def _theory(model: str, entries: Sequence[Theory]) -> Iterator[Claim]:
     """The robustness improving condition and the two mechanisms, at the ratio nearest 0.5."""
-    nearest = _nearest([e for e in entries if e["kind"] == CLAIMED_DEFENSE])
+    nearest = _nearest([e for e in entries if e["kind"] == CLAIMED])
     if not nearest:
         return
     where = f"MI-OL, lambda {nearest[0]['lam']:g}"
@@ -161,9 +160,7 @@ def adaptive_claims(results: Results) -> Iterator[Claim]:
     adaptive = results.get("adaptive")
     if not adaptive:
         return
-    models = {
-        row["title"]: row["model"] for row in results["rows"] if row["defense"] == CLAIMED_DEFENSE
-    }
+    models = {row["title"]: row["model"] for row in results["rows"] if row["defense"] == CLAIMED}
     rows = {row["title"]: row for row in adaptive["rows"]}
     for found in adaptive_verdicts(adaptive):
         objective = objective_of(results, models[found.title]) if found.title in models else None

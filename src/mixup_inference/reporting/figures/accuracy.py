@@ -31,12 +31,8 @@ NEAR = 0.1
 def overview(results: Results) -> Chart:
     """Clean and robust accuracy of every row, with intervals."""
     rows = [
-        {
-            "method": row["title"],
-            "group": row["group"],
-            "column": column,
-            **accuracy_row(row["cells"][column]),
-        }
+        {"method": row["title"], "group": row["group"], "column": column}
+        | accuracy_row(row["cells"][column])
         for column in last_of_each_mode(results["columns"])
         for row in results["rows"]
     ]
@@ -71,7 +67,7 @@ def _paint_overview(figure: Figure, rows: list[Record]) -> None:
     for y in range(1, len(methods)):
         if methods[y]["group"] != methods[y - 1]["group"]:
             axes.axhline(y - 0.5, color="#888888", linewidth=0.8)
-    legend_below(figure, axes, columns=4)
+    legend_below(figure, columns=4)
 
 
 def training_length(results: Results) -> Chart | None:
@@ -81,13 +77,8 @@ def training_length(results: Results) -> Chart | None:
         return None
     epochs = max(lengths, key=lambda some: len(set(some.values())))
     rows = [
-        {
-            "model": row["model"],
-            "epochs": epochs[row["model"]],
-            "defense": _defense(row),
-            "column": column,
-            **accuracy_row(row["cells"][column]),
-        }
+        {"model": row["model"], "epochs": epochs[row["model"]], "defense": _defense(row)}
+        | {"column": column, **accuracy_row(row["cells"][column])}
         for column in last_of_each_mode(results["columns"])
         for row in sorted(results["rows"], key=lambda row: epochs.get(row["model"], 0))
         if row["model"] in epochs
@@ -118,7 +109,7 @@ def _paint_length(figure: Figure, rows: list[Record]) -> None:
         axes.set_title(capitalize(column))
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
     grid[0].set_ylabel("accuracy (%), with 95% intervals")
-    legend_below(figure, grid[0], columns=5)
+    legend_below(figure, columns=5)
 
 
 def tradeoff(model: str, entry: Analysis) -> Chart:
@@ -163,7 +154,7 @@ def _paint_tradeoff(figure: Figure, rows: list[Record]) -> None:
     lowest, highest = (end(100 * row["robust"] for row in near) for end in (min, max))
     grid[1].set_ylim(lowest - 4, highest + 4)
     grid[0].set_ylabel("robust accuracy (%), mean over the attacks")
-    legend_below(figure, grid[0], columns=5)
+    legend_below(figure, columns=5)
 
 
 def _front(axes: Axes, rows: list[Record], number: int, label: str) -> None:

@@ -25,7 +25,6 @@ from mixup_inference.reporting.figures.style import (
 from mixup_inference.reporting.schema import Adaptive, Analysis
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 #: The largest image that is decoded, against decompression bombs.
@@ -119,12 +118,8 @@ def adaptive_charts(adaptive: Adaptive) -> list[Chart]:
 def samples(name: str, entry: dict[str, Any]) -> Chart:
     """Figure 4: accuracy over the number of adaptive samples, and that of the undefended model."""
     rows: list[Record] = [
-        {
-            "defense": entry["title"],
-            "attack": attack,
-            "samples": one["samples"],
-            **accuracy_row(one["robust"]),
-        }
+        {"defense": entry["title"], "attack": attack, "samples": one["samples"]}
+        | accuracy_row(one["robust"])
         for attack, curve in entry["curves"].items()
         for one in curve
     ]
@@ -149,18 +144,14 @@ def _paint_samples(figure: Figure, rows: list[Record]) -> None:
         aside = 1.03 ** (number - (len(attacks) - 1) / 2)
         some = [row | {"x": aside * row["samples"]} for row in only(rows, attack=attack)]
         points(axes, some, style, x="x", label=label, line=style.line, scale=100)
-    _sample_axis(axes, sorted(distinct(measured, "samples")))
-    axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
-    axes.set_ylabel("accuracy (%), with 95% intervals")
-    legend_below(figure, axes, columns=2)
-
-
-def _sample_axis(axes: Axes, numbers: list[int]) -> None:
-    """Set up a logarithmic axis to base 2 that includes 0."""
-    axes.set_xscale("symlog", base=2, linthresh=1)
+    numbers = sorted(distinct(measured, "samples"))
+    axes.set_xscale("symlog", base=2, linthresh=1)  # logarithmic, but includes 0
     axes.set_xticks(numbers, [str(number) for number in numbers])
     axes.set_xticks([], minor=True)
     axes.set_xlabel("adaptive samples per step")
+    axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+    axes.set_ylabel("accuracy (%), with 95% intervals")
+    legend_below(figure, columns=2)
 
 
 def examples(found: dict[str, Any]) -> Chart:

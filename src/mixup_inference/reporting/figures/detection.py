@@ -13,11 +13,12 @@ from mixup_inference.reporting.figures.style import (
     lam_axis,
     legend_below,
     only,
+    panels_by,
     points,
     series_style,
     zero,
 )
-from mixup_inference.reporting.schema import Analysis
+from mixup_inference.reporting.schema import Analysis, Score
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,15 +27,7 @@ if TYPE_CHECKING:
 def auc(model: str, entry: Analysis) -> Chart:
     """Figure 3a: AUC of the gaps over lam, and of the scores without a ratio."""
     rows = [
-        {
-            "model": model,
-            "attack": found["attack"],
-            "score": found["score"],
-            "lam": found["lam"],
-            "value": found["auc"],
-            "low": found["low"],
-            "high": found["high"],
-        }
+        _score(model, found) | {"value": found["auc"], "low": found["low"], "high": found["high"]}
         for found in entry["detection"]["scores"]
     ]
     attacks = distinct(rows, "attack")
@@ -42,10 +35,13 @@ def auc(model: str, entry: Analysis) -> Chart:
     return Chart(f"auc-{model}", title, rows, _paint_auc, (8 if len(attacks) > 1 else 5, 4))
 
 
+def _score(model: str, found: Score) -> Record:
+    """What identifies a score in a row of chart data."""
+    return {"model": model} | {key: found[key] for key in ("attack", "score", "lam")}
+
+
 def _paint_auc(figure: Figure, rows: list[Record]) -> None:
-    attacks = distinct(rows, "attack")
-    (grid,) = figure.subplots(1, len(attacks), sharex=True, sharey=True, squeeze=False)
-    for axes, attack in zip(grid, attacks, strict=True):
+    for axes, attack in panels_by(figure, rows, "attack"):
         for number, (score, style) in enumerate(_styles(rows).items()):
             some, shift = only(rows, attack=attack, score=score), 0.012 * (number - 0.5)
             for row in only(some, lam=None):
@@ -54,10 +50,9 @@ def _paint_auc(figure: Figure, rows: list[Record]) -> None:
             if curve := [row for row in some if row["lam"] is not None]:
                 points(axes, curve, style, x="lam", label=score, line=style.line, shift=shift)
         zero(axes, 0.5)
-        axes.set_title(attack)
         lam_axis(axes)
-    grid[0].set_ylabel("AUC, with 95% intervals")
-    legend_below(figure, grid[0], columns=4)
+    figure.axes[0].set_ylabel("AUC, with 95% intervals")
+    legend_below(figure, columns=4)
 
 
 def _styles(rows: list[Record]) -> dict[str, SeriesStyle]:
@@ -70,15 +65,8 @@ def roc(model: str, entry: Analysis) -> Chart:
     scores = entry["detection"]["scores"]
     lam = middle([found["lam"] for found in scores if found["lam"] is not None])
     rows = [
-        {
-            "model": model,
-            "attack": found["attack"],
-            "score": found["score"],
-            "lam": found["lam"],
-            "auc": found["auc"],
-            "false_positives": false,
-            "true_positives": true,
-        }
+        _score(model, found)
+        | {"auc": found["auc"], "false_positives": false, "true_positives": true}
         for found in scores
         if found["lam"] in (lam, None) and "roc" in found
         for false, true in zip(*found["roc"].values(), strict=True)
@@ -89,26 +77,18 @@ def roc(model: str, entry: Analysis) -> Chart:
 
 
 def _paint_roc(figure: Figure, rows: list[Record]) -> None:
-    attacks = distinct(rows, "attack")
-    (grid,) = figure.subplots(1, len(attacks), sharex=True, sharey=True, squeeze=False)
-    for axes, attack in zip(grid, attacks, strict=True):
+    for axes, attack in panels_by(figure, rows, "attack"):
         for score, style in _styles(rows).items():
             if some := only(rows, attack=attack, score=score):
-                axes.plot(
-                    [100 * row["false_positives"] for row in some],
-                    [100 * row["true_positives"] for row in some],
-                    color=style.colour,
-                    linestyle=style.line,
-                    label=f"{score} ({some[0]['auc']:.2f})",
-                )
+                rates = ("false_positives", "true_positives")
+                x, y = ([100 * row[rate] for row in some] for rate in rates)
+                label = f"{score} ({some[0]['auc']:.2f})"
+                axes.plot(x, y, color=style.colour, linestyle=style.line, label=label)
         axes.plot([0, 100], [0, 100], color="#888888", linewidth=0.8)
-        axes.set_title(attack)
-        axes.set_aspect("equal")
-        axes.set_xlim(-1, 101)
-        axes.set_ylim(-1, 101)
+        axes.set(aspect="equal", xlim=(-1, 101), ylim=(-1, 101))
         axes.set_xlabel("clean inputs flagged (%)")
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, title="score (AUC)")
-    grid[0].set_ylabel("attacked inputs flagged (%)")
+    figure.axes[0].set_ylabel("attacked inputs flagged (%)")
 
 
 def combined(model: str, entry: Analysis) -> Chart:
@@ -128,8 +108,7 @@ def combined(model: str, entry: Analysis) -> Chart:
 
 
 def _paint_combined(figure: Figure, rows: list[Record]) -> None:
-    (grid,) = figure.subplots(1, 2, sharex=True, sharey=True, squeeze=False)
-    for axes, quantity in zip(grid, ("accuracy", "flagged"), strict=True):
+    for axes, quantity in panels_by(figure, rows, "quantity"):
         for number, given in enumerate(distinct(rows, "input")):
             some, style = only(rows, quantity=quantity, input=given), series_style(number)
             x = [row["threshold"] for row in some]
@@ -137,17 +116,10 @@ def _paint_combined(figure: Figure, rows: list[Record]) -> None:
                 [100 * row[key] for row in some] for key in ("low", "value", "high")
             )
             axes.fill_between(x, low, high, color=style.colour, alpha=0.18, linewidth=0)
-            axes.plot(
-                x,
-                value,
-                color=style.colour,
-                linestyle=style.line,
-                marker=style.marker,
-                markevery=3,
-                label=given,
-            )
+            look = {"color": style.colour, "linestyle": style.line, "marker": style.marker}
+            axes.plot(x, value, **look, markevery=3, label=given)
         axes.set_title("accuracy (%)" if quantity == "accuracy" else "inputs flagged (%)")
         axes.set_ylim(-2, 102)
         axes.set_xlabel("threshold of the MI-PL gap")
-    grid[0].set_ylabel("percent, with 95% bands")
-    legend_below(figure, grid[0], columns=3)
+    figure.axes[0].set_ylabel("percent, with 95% bands")
+    legend_below(figure, columns=3)

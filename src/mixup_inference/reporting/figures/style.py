@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -124,9 +124,20 @@ def zero(axes: Axes, y: float = 0.0) -> None:
     axes.axhline(y, color="#888888", linewidth=0.8, zorder=0)
 
 
-def legend_below(figure: Figure, axes: Axes, *, columns: int) -> None:
-    """Draw one legend for all panels, below them."""
-    handles, labels = axes.get_legend_handles_labels()
+def panels_by(
+    figure: Figure, rows: Iterable[dict[str, Any]], key: str
+) -> Iterator[tuple[Axes, Any]]:
+    """Yield panels side by side with common axes, one for each value of a key, its title."""
+    values = distinct(rows, key)
+    (grid,) = figure.subplots(1, len(values), sharex=True, sharey=True, squeeze=False)
+    for axes, value in zip(grid, values, strict=True):
+        axes.set_title(value)
+        yield axes, value
+
+
+def legend_below(figure: Figure, *, columns: int) -> None:
+    """Draw one legend for all panels, that of the first, below them."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 

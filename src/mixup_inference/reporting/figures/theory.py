@@ -17,6 +17,7 @@ from mixup_inference.reporting.figures.style import (
     legend_below,
     line,
     only,
+    panels_by,
     points,
     series_style,
     zero,
@@ -75,7 +76,7 @@ def _paint_linearity(figure: Figure, rows: list[Record]) -> None:
     lam_axis(axes)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("total variation (0: linear)")
-    legend_below(figure, axes, columns=2)
+    legend_below(figure, columns=2)
 
 
 def predictions(model: str, entry: Analysis) -> Chart:
@@ -164,16 +165,14 @@ def mechanisms(model: str, entry: Analysis) -> list[Chart]:
             for quantity, (key, _) in QUANTITIES.items():
                 rows.append({**row, "quantity": quantity, **measured(part[key], used)})
             rows.append({**row, "quantity": "bound", **computed(part["bound"])})
-    return [
-        Chart(
-            f"mechanisms-{model}-{attack}",
-            f"Mechanisms: {model}, {attack} PGD-{entry['steps']}",
-            only(rows, attack=attack),
-            _paint_mechanisms,
-            (8, 6.2),
+    charts = []
+    for attack in distinct(rows, "attack"):
+        title = f"Mechanisms: {model}, {attack} PGD-{entry['steps']}"
+        some = only(rows, attack=attack)
+        charts.append(
+            Chart(f"mechanisms-{model}-{attack}", title, some, _paint_mechanisms, (8, 6.2))
         )
-        for attack in distinct(rows, "attack")
-    ]
+    return charts
 
 
 def _paint_mechanisms(figure: Figure, rows: list[Record]) -> None:
@@ -195,7 +194,7 @@ def _paint_mechanisms(figure: Figure, rows: list[Record]) -> None:
         lam_axis(axes)
     for axes in grid[:, 0]:
         axes.set_ylabel("mean change of G")
-    legend_below(figure, grid[0, 0], columns=4)
+    legend_below(figure, columns=4)
 
 
 def detection_gap(model: str, entry: Analysis) -> Chart:
@@ -213,16 +212,13 @@ def detection_gap(model: str, entry: Analysis) -> Chart:
 
 
 def _paint_gap(figure: Figure, rows: list[Record]) -> None:
-    attacks = distinct(rows, "attack")
-    (grid,) = figure.subplots(1, len(attacks), sharex=True, sharey=True, squeeze=False)
-    for axes, attack in zip(grid, attacks, strict=True):
+    for axes, attack in panels_by(figure, rows, "attack"):
         for number, kind in enumerate(distinct(rows, "kind")):
             some, style = only(rows, attack=attack, kind=kind), series_style(number)
             line(axes, only(some, source="theory"), style, label=f"{kind}, theory")
             seen, shift = only(some, source="measured"), 0.012 * (number - 0.5)
             points(axes, seen, style, x="lam", label=f"{kind}, measured", shift=shift)
         zero(axes)
-        axes.set_title(attack)
         lam_axis(axes)
-    grid[0].set_ylabel("gap (higher: easier to detect)")
-    legend_below(figure, grid[0], columns=4)
+    figure.axes[0].set_ylabel("gap (higher: easier to detect)")
+    legend_below(figure, columns=4)
