@@ -13,12 +13,7 @@ from mixup_inference.attacks.apgd import apgd_eot
 from mixup_inference.attacks.base import AttackResult
 from mixup_inference.attacks.custom import is_custom, run_custom
 from mixup_inference.attacks.detector_aware import detector_aware
-from mixup_inference.attacks.external import (
-    LIBRARIES,
-    check_peer,
-    installed_version,
-    peer_attack,
-)
+from mixup_inference.attacks.external import LIBRARIES, check_peer, installed_version, peer_attack
 from mixup_inference.attacks.options import check_types, parse_options, settings_of
 from mixup_inference.attacks.paper import official_adaptive, paper_adaptive
 from mixup_inference.attacks.pgd import eot_pgd, frozen

@@ -18,11 +18,7 @@ REFRESH = 50
 
 @attack("Square", queries=lambda call: call.queries)
 def square_eot(
-    batch: Batch,
-    *,
-    queries: Count = 500,
-    draws: Count = 10,
-    p_init: Share = 0.8,
+    batch: Batch, *, queries: Count = 500, draws: Count = 10, p_init: Share = 0.8
 ) -> BatchResult:
     """Random squares, kept where they raise the margin of the mean prediction over draws.
 

@@ -66,12 +66,7 @@ def save_checkpoint(
         _WEIGHTS + name: _halved(tensor) if half and tensor.is_floating_point() else tensor
         for name, tensor in model.state_dict().items()
     }
-    about = {
-        "format": FORMAT,
-        "version": __version__,
-        "architecture": config_of(model),
-        **header,
-    }
+    about = {"format": FORMAT, "version": __version__, "architecture": config_of(model), **header}
     write_tensors(Path(path), tensors | (extra or {}), about)
 
 
