@@ -108,7 +108,7 @@ def checksum_problem(document: Any) -> str | None:
 def read_checked_json(path: Path) -> dict[str, Any]:
     """Read a JSON document with a checksum; InputError if it is not as it was written."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"there is no file {path}.") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -116,8 +116,7 @@ def read_checked_json(path: Path) -> dict[str, Any]:
     problem = checksum_problem(document)
     if problem is not None:
         raise InputError(f"{path} {problem}.")
-    checked: dict[str, Any] = document
-    return checked
+    return document
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
