@@ -8,15 +8,16 @@ import warnings
 import pytest
 
 OLD = {
-    "attacks": "ATTACKS LOSSES Attacked Averaged Ball Common Precision Victim apgd_eot attack_title "
-    "base_of check_peer check_settings detector_aware eot_pgd freeze frozen get_attack judge "
-    "library_version official_adaptive paper_adaptive peer_attack peer_names pgd random_targets "
-    "run_attack square_eot transfer",
+    "attacks": "LOSSES Attacked Averaged Ball Common Precision Victim apgd_eot "
+    "ATTACKS attack_title base_of check_peer check_settings detector_aware eot_pgd "
+    "freeze frozen get_attack judge library_version official_adaptive paper_adaptive peer_attack peer_names pgd "
+    "random_targets run_attack square_eot transfer",
     "datasets": "EMBEDDED FOLDER SOURCES Dataset LabelledImages Shape Source as_tensors check_name "
     "data_root experiment_points load_dataset random_order shape_of split",
-    "defenses": "DEFENSES PRESETS CombinedInference CropResize GaussianNoise MixupInference Options "
-    "Preset RandomRotation RandomizedInference ResizePad StochasticModule gap get_preset "
-    "images_at_once make_defense mean_prediction read_preset settings_of within_memory write_preset",
+    "defenses": "PRESETS CombinedInference CropResize GaussianNoise MixupInference Options "
+    "DEFENSES Preset RandomRotation RandomizedInference ResizePad StochasticModule gap get_preset "
+    "images_at_once make_defense mean_prediction read_preset settings_of within_memory "
+    "write_preset",
     "evaluation": "SCHEMA Accuracy Check Column Experiment Listener RobustAccuracy RowSpec Spec "
     "Tuned Work analyses check_attack check_spec collect evaluate load_spec measure_speeds "
     "paired_difference parse_spec plan shipped_specs tune wilson worst_case",

@@ -302,6 +302,7 @@ def test_on_a_terminal_there_are_bars(spec, tmp_path, monkeypatch):
     """Under a pseudo-terminal, long jobs show a bar and the table still comes out whole."""
     spec.write_text(SPEC.replace("epochs = 2", "epochs = 15"))
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     chunks = []
 
     def read(descriptor):

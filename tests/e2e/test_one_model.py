@@ -79,7 +79,8 @@ def test_a_profile_adds_up_and_changes_no_result(saved, tmp_path):
 
 
 def test_a_profile_of_what_was_stopped(saved, tmp_path):
-    command = [*COMMAND, "evaluate", "--data", "digits", "--weights", saved, "--steps", "100000"]
+    command = [*COMMAND, "evaluate", "--data", "digits", "--weights", saved, "--points", "50"]
+    command += ["--attack", "eot-pgd", "--attack-setting", "steps=100000"]
     with subprocess.Popen(
         [*command, "-o", tmp_path, "--profile"], env=ENVIRONMENT, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -49,7 +49,9 @@ def refuse_useless(one: OneModel, spec: Spec) -> None:
     for name in _names(one):
         attack = AdaptiveAttackSpec(attack="eot-pgd" if name == "adaptive" else name)
         if not any(spec.attack_applies(attack, row) for row in spec.rows):
-            needs = get_attack(attack.attack).requires or "does not apply to this defence"
+            entry = get_attack(attack.attack)
+            needs = entry.requires or "does not apply to this defence"
+            needs += " (--surrogate)" if entry.surrogates else ""
             raise InputError(f"--attack {name} would do nothing: it {needs}.")
 
 
