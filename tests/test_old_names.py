@@ -10,8 +10,8 @@ import pytest
 OLD = {
     "attacks": "LOSSES Attacked Averaged Ball Common Precision Victim apgd_eot "
     "ATTACKS attack_title base_of check_peer check_settings detector_aware eot_pgd "
-    "freeze frozen get_attack judge library_version official_adaptive paper_adaptive peer_attack peer_names pgd "
-    "random_targets run_attack square_eot transfer",
+    "freeze frozen get_attack judge library_version official_adaptive paper_adaptive "
+    "peer_attack peer_names pgd random_targets run_attack square_eot transfer",
     "datasets": "EMBEDDED FOLDER SOURCES Dataset LabelledImages Shape Source as_tensors check_name "
     "data_root experiment_points load_dataset random_order shape_of split",
     "defenses": "PRESETS CombinedInference CropResize GaussianNoise MixupInference Options "
