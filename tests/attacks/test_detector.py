@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional
 
 from mixup_inference import InputError, Pool, pgd
 from mixup_inference.attacks import eot_pgd, freeze, judge, random_targets
-from mixup_inference.attacks.detector_aware import METHODS, detector_aware, without_conflict
+from mixup_inference.attacks.detector_aware import Method, detector_aware, without_conflict
 from mixup_inference.attacks.threat_model import ThreatModel, length
 from mixup_inference.defenses import CombinedInference, Defense, MixupInference
 from mixup_inference.detection import MixupDetector
@@ -23,6 +24,7 @@ X = torch.rand(9, 1, 6, 6)
 Y = torch.arange(9) % 3
 POOL = Pool(torch.rand(12, 1, 6, 6), torch.arange(12) % 3)
 SMALL = {"eps": 0.2, "steps": 4, "draws": 3}
+METHODS = get_args(Method)
 
 
 module = importlib.import_module("mixup_inference.attacks.detector_aware")

@@ -24,8 +24,6 @@ from mixup_inference.validation import check_labels
 
 Method = Literal["selective", "orthogonal", "lagrangian"]
 
-METHODS = ("selective", "orthogonal", "lagrangian")
-
 #: Answers of MI-Combined that decide between the two ways to fool it.
 CHOOSING = 5
 
@@ -77,14 +75,8 @@ def detector_aware(
         schedule: of the step size.
         **options: see ``AttackOptions``.
     """
-    plan = _Plan(
-        gate=batch.prepared,
-        sizes=batch.step_sizes(step, steps, schedule),
-        draws=draws,
-        method=method,
-        weight=weight,
-        margin=margin,
-    )
+    sizes = batch.step_sizes(step, steps, schedule)
+    plan = _Plan(batch.prepared, sizes, draws, method, weight, margin)
     if isinstance(batch.model.module, CombinedInference):
         return _either(plan, batch)
     return plan.evade(batch)
@@ -116,9 +108,7 @@ class _Gate:
 
 
 def _gate(detector: MixupDetector | CombinedInference) -> _Gate:
-    if isinstance(detector, CombinedInference):
-        return _Gate(detector.threshold, detector.convention)
-    if not isinstance(detector, MixupDetector):
+    if not isinstance(detector, MixupDetector | CombinedInference):
         raise InputError(
             "detector_aware attacks a MixupDetector or a CombinedInference; saw "
             f"{type(detector).__name__}. For other defences use eot_pgd."

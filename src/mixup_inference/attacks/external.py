@@ -63,24 +63,22 @@ class Job:
         return {name: value for name, value in ours.items() if name in known} | self.settings
 
 
-def _foolbox(job: Job) -> Tensor:
+def _foolbox(job: Job) -> Any:
     foolbox = importlib.import_module("foolbox")
     model = foolbox.PyTorchModel(job.model, bounds=(0, 1), device=job.x.device)
     kind = "Misclassification" if job.batch.target is None else "TargetedMisclassification"
     criterion = getattr(foolbox.criteria, kind)(job.labels)
     eps = job.batch.threat_model.eps if is_fixed(job.maker) else None
-    out: Tensor = job.maker(**job.settings)(model, job.x, criterion, epsilons=eps)[1]
-    return out
+    return job.maker(**job.settings)(model, job.x, criterion, epsilons=eps)[1]
 
 
-def _torchattacks(job: Job) -> Tensor:
+def _torchattacks(job: Job) -> Any:
     norm = {"linf": "Linf", "l2": "L2"}[job.batch.threat_model.norm]
     attack = job.maker(job.model, **job.arguments(norm=norm, seed=job.seed, n_classes=job.classes))
     attack.set_device(job.x.device)
     if job.batch.target is not None:
         attack.set_mode_targeted_by_label(quiet=True)
-    out: Tensor = attack(job.x, job.labels)
-    return out
+    return attack(job.x, job.labels)
 
 
 def _art(job: Job) -> Tensor:
@@ -100,7 +98,7 @@ def _art(job: Job) -> Tensor:
     return torch.from_numpy(out)
 
 
-def _autoattack(job: Job) -> Tensor:
+def _autoattack(job: Job) -> Any:
     if job.batch.target is not None:
         raise InputError("AutoAttack chooses its targets itself; leave targeted and targets out.")
     single = job.name in SINGLE
@@ -115,11 +113,10 @@ def _autoattack(job: Job) -> Tensor:
         for setting, value in (most | job.settings).items():
             if hasattr(part, setting):
                 setattr(part, setting, value)
-    out: Tensor = attack.run_standard_evaluation(job.x, job.labels, batch_size=len(job.x))[0]
-    return out
+    return attack.run_standard_evaluation(job.x, job.labels, batch_size=len(job.x))[0]
 
 
-RUNNERS: dict[str, Callable[[Job], Tensor]] = {
+RUNNERS: dict[str, Callable[[Job], Any]] = {
     "art": _art,
     "autoattack": _autoattack,
     "foolbox": _foolbox,
@@ -216,7 +213,7 @@ def peer_attack(
     key = derive_seed(batch.seed, "peer", attack, int(batch.index[0])) % 2**32
     job = Job(name, maker, model, batch, log_p.shape[2], key, dict(settings or {}))
     with lent(model.module, key, batch.x), _translated(attack), timed(Stage.PEERS):
-        out = RUNNERS[library](job).detach().to(batch.x)
+        out: Tensor = RUNNERS[library](job).detach().to(batch.x)
     examples = within_threat_model(attack, batch, out, bounded=norm_of(maker) is not None)
     batch.tick()
     first = get_loss("ce")(log_p, batch.y, batch.target)

@@ -10,22 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.attacks.base import (
-    AttackResult,
-    Batch,
-    BatchResult,
-    Method,
-    attack,
-    perturb,
-)
+from mixup_inference.attacks.base import AttackResult, Batch, BatchResult, Method, attack, perturb
 from mixup_inference.attacks.losses import LossName
-from mixup_inference.attacks.options import (
-    Count,
-    Natural,
-    NotNegative,
-    parse_options,
-    settings_of,
-)
+from mixup_inference.attacks.options import Count, Natural, NotNegative, parse_options, settings_of
 from mixup_inference.attacks.query import QueryModel, freeze
 from mixup_inference.attacks.success import check_points
 from mixup_inference.attacks.threat_model import Schedule, gradient_ascent

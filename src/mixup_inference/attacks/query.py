@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Literal, Self, get_args
 
@@ -25,6 +25,7 @@ from mixup_inference.models.call import (
     count_passes,
     eval_mode,
     logits_of,
+    overridden,
     refuse_probabilities,
 )
 from mixup_inference.models.folding import faster, pays
@@ -97,11 +98,9 @@ class QueryModel:
                 return out.view(x.shape[0], draws, -1)
             return torch.stack([_answer(self.module, x) for _ in range(draws)], dim=1)
 
-    @contextmanager
-    def counting(self) -> Iterator[None]:
+    def counting(self) -> AbstractContextManager[Passes]:
         """Count the images that pass through F, and those whose gradient comes back."""
-        with count_passes(base_of(self.module), self.passes):
-            yield
+        return count_passes(base_of(self.module), self.passes)
 
 
 class Averaged(nn.Module):
@@ -147,18 +146,13 @@ class Frozen(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Log-probabilities, shape (batch, classes)."""
-        inside = [m for m in self.module.modules() if isinstance(m, Defense) and m.fresh]
-        for defense in inside:
-            defense.fresh = False
-        try:
-            out = []
+        inside = [part for part in self.module.modules() if isinstance(part, Defense)]
+        out = []
+        with overridden(inside, "fresh", value=False):
             for image in x.split(1):
                 with seeded(self.seed, self.module, x):
                     out.append(_answer(self.module, image))
-            return torch.cat(out)
-        finally:
-            for defense in inside:
-                defense.fresh = True
+        return torch.cat(out)
 
 
 def freeze(module: nn.Module, *, seed: int = 0) -> nn.Module:
@@ -187,18 +181,15 @@ def seeded(seed: int, module: nn.Module, x: Tensor) -> Iterator[None]:
     ours inside the module.
     """
     inside = [part for part in module.modules() if isinstance(part, Defense)]
-    calls = [part.calls for part in inside]
-    try:
-        with torch.random.fork_rng([x.device] if x.is_cuda else []), other_generators_kept():
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed % 2**32)  # noqa: NPY002
-            for part in inside:
-                part.calls = seed
-            yield
-    finally:
-        for part, count in zip(inside, calls, strict=True):
-            part.calls = count
+    with (
+        torch.random.fork_rng([x.device] if x.is_cuda else []),
+        other_generators_kept(),
+        overridden(inside, "calls", seed),
+    ):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        yield
 
 
 @contextmanager
@@ -208,23 +199,13 @@ def lent(module: nn.Module, seed: int, x: Tensor) -> Iterator[None]:
     It is in eval mode, and its weights take no gradients.
     """
     weights = [weight for weight in module.parameters() if weight.requires_grad]
-    for weight in weights:
-        weight.requires_grad = False
-    try:
-        with (
-            eval_mode(module) if module.training else nullcontext(),
-            seeded(seed, module, x),
-            torch.enable_grad(),
-        ):
-            yield
-    finally:
-        for weight in weights:
-            weight.requires_grad = True
-
-
-def is_random(module: nn.Module, x: Tensor) -> bool:
-    """Whether the same image can get different answers from a module."""
-    return _kind(module, x[:4]) not in ("frozen", "fixed")
+    with (
+        overridden(weights, "requires_grad", value=False),
+        eval_mode(module) if module.training else nullcontext(),
+        seeded(seed, module, x),
+        torch.enable_grad(),
+    ):
+        yield
 
 
 def base_of(module: nn.Module) -> nn.Module:
@@ -288,7 +269,7 @@ def accelerate(
     defense = model if isinstance(model, Defense) else None
     base = check_model(model) if defense is None else defense.model
     images *= 1 if defense is None else defense.draws
-    if not pays(base, images=images) or is_random(base, x):
+    if not pays(base, images=images) or QueryModel(base, x).is_random:
         return model
     folded = faster(base, x, images=images, rounds=precision == "bf16-mixed")
     if folded is base:

@@ -13,12 +13,7 @@ from mixup_inference.attacks.apgd import apgd_eot
 from mixup_inference.attacks.base import AttackResult
 from mixup_inference.attacks.custom import is_custom, run_custom
 from mixup_inference.attacks.detector_aware import detector_aware
-from mixup_inference.attacks.external import (
-    LIBRARIES,
-    check_peer,
-    installed_version,
-    peer_attack,
-)
+from mixup_inference.attacks.external import LIBRARIES, check_peer, installed_version, peer_attack
 from mixup_inference.attacks.options import check_types, parse_options, settings_of
 from mixup_inference.attacks.paper import official_adaptive, paper_adaptive
 from mixup_inference.attacks.pgd import eot_pgd, frozen
@@ -102,7 +97,11 @@ class AttackEntry:
 
     def applies_to(self, defense: str) -> bool:
         """Whether it makes sense for a defence of this name."""
-        return self.target in _targets(defense)
+        entry = DEFENSES[defense]
+        kinds = {"mixup": MixupInference, "detector": CombinedInference}
+        if self.target in kinds:
+            return entry.makes(kinds[self.target])
+        return self.target == "any" or (self.target == "random" and entry.random)
 
     def check(self, settings: Mapping[str, Any]) -> None:
         """Check names, types and counts of settings against the signature; nothing is run."""
@@ -120,18 +119,6 @@ class AttackEntry:
             if default is inspect.Parameter.empty and key not in settings:
                 raise InputError(f"the attack {self.name} needs the setting {key}.")
         check_types(self.function, settings)
-
-
-def _targets(defense: str) -> set[str]:
-    """Return the kinds of defence that a defence is."""
-    entry, kinds = DEFENSES[defense], {"any"}
-    if entry.random:
-        kinds.add("random")
-    if entry.makes(MixupInference):
-        kinds.add("mixup")
-    if entry.makes(CombinedInference):
-        kinds.add("detector")
-    return kinds
 
 
 ATTACKS: Registry[AttackEntry] = Registry("attack", AttackEntry)

@@ -18,11 +18,7 @@ REFRESH = 50
 
 @attack("Square", queries=lambda call: call.queries)
 def square_eot(
-    batch: Batch,
-    *,
-    queries: Count = 500,
-    draws: Count = 10,
-    p_init: Share = 0.8,
+    batch: Batch, *, queries: Count = 500, draws: Count = 10, p_init: Share = 0.8
 ) -> BatchResult:
     """Random squares, kept where they raise the margin of the mean prediction over draws.
 
@@ -84,9 +80,8 @@ def _square(batch: Batch, image: Tensor, share: float, numbers: Draws) -> Tensor
     side = _side(batch.x, share)
     inside = _inside(batch.x, side, *_corner(batch.x, side, numbers, 0))
     signs = _signs(numbers, 2, (batch.x.shape[1], 1, 1)).to(batch.x)
-    return torch.where(
-        inside, batch.threat_model.project(batch.x, batch.x + batch.threat_model.eps * signs), image
-    )
+    moved = batch.threat_model.project(batch.x, batch.x + batch.threat_model.eps * signs)
+    return torch.where(inside, moved, image)
 
 
 def _tiles(batch: Batch, numbers: Draws) -> Tensor:

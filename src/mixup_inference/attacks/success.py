@@ -60,10 +60,9 @@ def judge(
     x, y, index = points.x, points.y, points.index
     repeats = check_int(repeats, what="repeats", least=1)
     check_int(batch_size, what="batch_size", least=1)
-    detector = defense if isinstance(defense, MixupDetector) else None
-    if detector is not None and detector.threshold is None:
+    if isinstance(defense, MixupDetector) and defense.threshold is None:
         raise InputError("the detector has no threshold; call calibrate(x_clean) first.")
-    kind = "ours" if detector is not None else QueryModel(defense, x).kind
+    kind = "ours" if isinstance(defense, MixupDetector) else QueryModel(defense, x).kind
     if kind in ("frozen", "fixed"):
         repeats = 1
     elif kind == "call":
@@ -73,11 +72,7 @@ def judge(
         def fooled(rows: Tensor) -> Tensor:
             out = torch.zeros(len(rows), repeats, dtype=torch.bool)
             for repeat in range(repeats):
-                name = f"{stream} {repeat}"
-                if detector is not None:
-                    wrong = _undetected(detector, x[rows], y[rows], index[rows], name)
-                else:
-                    wrong = _labels(defense, x[rows], index[rows], name) != y[rows]
+                wrong = _fools(defense, x[rows], y[rows], index[rows], f"{stream} {repeat}")
                 out[:, repeat] = wrong.cpu()
                 task.advance(len(rows) * ranks.size)
             return out
@@ -85,18 +80,16 @@ def judge(
         return torch.cat(ranks.share(torch.arange(len(x)).split(batch_size), fooled))
 
 
-def _labels(defense: nn.Module, x: Tensor, index: Tensor, stream: str) -> Tensor:
+def _fools(defense: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: str) -> Tensor:
+    """Whether each point fools one answer."""
+    if isinstance(defense, MixupDetector):
+        flagged = defense.detect(x, index=index, stream=stream)
+        return (logits_of(defense.model, x).argmax(1) != y) & ~flagged
     if isinstance(defense, Defense):
         out: Tensor = (
             defense(x, index=index, stream=stream) if defense.fresh else logits_of(defense, x)
         )
-        return out.argmax(1)
-    with seeded(derive_seed(0, stream, int(index[0])), defense, x):
-        return logits_of(defense, x, as_it_is=True).argmax(1)
-
-
-def _undetected(
-    detector: MixupDetector, x: Tensor, y: Tensor, index: Tensor, stream: str
-) -> Tensor:
-    flagged = detector.detect(x, index=index, stream=stream)
-    return (logits_of(detector.model, x).argmax(1) != y) & ~flagged
+    else:
+        with seeded(derive_seed(0, stream, int(index[0])), defense, x):
+            out = logits_of(defense, x, as_it_is=True)
+    return out.argmax(1) != y

@@ -28,10 +28,7 @@ def _accelerated(call: Any) -> list[nn.Module]:
 
 
 @attack(
-    "transfer",
-    queries=lambda call: max(1, len(call.surrogates)),
-    prepare=_accelerated,
-    fold=False,
+    "transfer", queries=lambda call: max(1, len(call.surrogates)), prepare=_accelerated, fold=False
 )
 def transfer(
     batch: Batch,

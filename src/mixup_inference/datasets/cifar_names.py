@@ -3,11 +3,7 @@
 
 from __future__ import annotations
 
-CIFAR10_NAMES = tuple(
-    """
-    airplane automobile bird cat deer dog frog horse ship truck
-    """.split()
-)
+CIFAR10_NAMES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
 
 CIFAR100_NAMES = tuple(
     """

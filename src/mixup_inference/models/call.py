@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,16 +25,21 @@ _LARGEST: WeakKeyDictionary[nn.Module, dict[torch.Size, int]] = WeakKeyDictionar
 
 
 @contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put ``model`` in eval mode inside the context, and restore the mode of every submodule."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
+def overridden(objects: Iterable[Any], name: str, value: object) -> Iterator[None]:
+    """Set an attribute of several objects inside the context, and restore it afterwards."""
+    before = [(one, getattr(one, name)) for one in objects]
+    for one, _ in before:
+        setattr(one, name, value)
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        for one, old in before:
+            setattr(one, name, old)
+
+
+def eval_mode(model: nn.Module) -> AbstractContextManager[None]:
+    """Put ``model`` in eval mode inside the context, and restore the mode of every submodule."""
+    return overridden([part for part in model.modules() if part.training], "training", value=False)
 
 
 def check_model(model: nn.Module) -> nn.Module:

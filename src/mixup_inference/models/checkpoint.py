@@ -66,12 +66,7 @@ def save_checkpoint(
         _WEIGHTS + name: _halved(tensor) if half and tensor.is_floating_point() else tensor
         for name, tensor in model.state_dict().items()
     }
-    about = {
-        "format": FORMAT,
-        "version": __version__,
-        "architecture": config_of(model),
-        **header,
-    }
+    about = {"format": FORMAT, "version": __version__, "architecture": config_of(model), **header}
     write_tensors(Path(path), tensors | (extra or {}), about)
 
 
@@ -97,7 +92,7 @@ def load_checkpoint(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
             f"{path} does not say which architecture it holds; build the model yourself and "
             "use load_weights(model, path)."
         )
-    weights = _weights_of(tensors)
+    weights = _below(_WEIGHTS, tensors)
     try:
         with torch.device("meta"):  # takes no memory, however large the header says it is
             empty = create_model(**config)
@@ -121,16 +116,12 @@ def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]
 
 def fill_weights(model: nn.Module, tensors: Mapping[str, Tensor], path: str | Path) -> None:
     """Load the weights of a checkpoint of ours into a model; InputError says what does not fit."""
-    _fill(model, _weights_of(tensors), path)
+    _fill(model, _below(_WEIGHTS, tensors), path)
 
 
-def _weights_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights among the tensors of a checkpoint of ours."""
-    return {
-        name.removeprefix(_WEIGHTS): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(_WEIGHTS)
-    }
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names have this prefix, without it."""
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
@@ -166,11 +157,7 @@ def _as_named_in(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, T
     found = dict(tensors)
     best = found
     while prefix := next((p for p in _PREFIXES if any(n.startswith(p) for n in found)), None):
-        found = {
-            name.removeprefix(prefix): tensor
-            for name, tensor in found.items()
-            if name.startswith(prefix)
-        }
+        found = _below(prefix, found)
         if len(own & found.keys()) > len(own & best.keys()):
             best = found
     return best
@@ -182,21 +169,15 @@ def _fill(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path) -> 
     own = model.state_dict()
     for name, tensor in weights.items():
         floating = tensor.is_floating_point()
-        if (
-            floating != own[name].is_floating_point()
-            or tensor.is_complex()
-            or tensor.is_quantized
-            or tensor.layout != torch.strided
-            or tensor.is_meta
-        ):
+        strange = tensor.is_complex() or tensor.is_quantized or tensor.is_meta
+        if strange or floating != own[name].is_floating_point() or tensor.layout != torch.strided:
             raise InputError(
                 f"{name} in {path} is {tensor.dtype}, {tensor.layout}, on {tensor.device}; "
                 "not usable."
             )
         # As 32 bits, because not every type of 8 bits can be asked.
-        if floating and not bool(
-            (tensor if tensor.itemsize > 1 else tensor.float()).isfinite().all()
-        ):
+        values = tensor if tensor.itemsize > 1 else tensor.float()
+        if floating and not bool(values.isfinite().all()):
             raise InputError(f"{name} in {path} has values that are not finite; it is broken.")
     model.load_state_dict(weights)
 

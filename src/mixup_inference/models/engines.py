@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import importlib
 import logging
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from timeit import timeit
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -79,16 +79,10 @@ def _fastest(model: nn.Module, x: Tensor) -> Run:
             candidates.append(make_engine(name, model, x))
         except InputError:  # not installed, or not the same function
             continue
-    spent = [[_seconds(run, x) for run in candidates] for _ in range(_ROUNDS)]
-    best = min(range(len(candidates)), key=lambda i: min(round_[i] for round_ in spent))
-    return candidates[best]
-
-
-def _seconds(run: Run, x: Tensor) -> float:
-    start = time.perf_counter()
     with torch.no_grad():
-        run(x)
-    return time.perf_counter() - start
+        rounds = [[timeit(partial(run, x), number=1) for run in candidates] for _ in range(_ROUNDS)]
+    spent = [min(seconds) for seconds in zip(*rounds, strict=True)]
+    return candidates[spent.index(min(spent))]
 
 
 def _eager(model: nn.Module, _: Tensor) -> Run:
@@ -106,14 +100,6 @@ def _forward(model: nn.Module, x: Tensor) -> Tensor:
     with eval_mode(model):
         out: Tensor = unwrap(model.forward(x))  # without hooks, which are the caller's
     return out
-
-
-def _folded(model: nn.Module, _: Tensor) -> Run:
-    return partial(_forward, fold(model))
-
-
-def _bfloat16(model: nn.Module, _: Tensor) -> Run:
-    return partial(_forward, fold(model, rounds=True))
 
 
 def _compiled(model: nn.Module, _: Tensor) -> Run:
@@ -197,8 +183,8 @@ def _library(name: str, extra: str) -> Any:
 
 ENGINES: dict[str, Callable[[nn.Module, Tensor], Run]] = {
     "eager": _eager,
-    "folded": _folded,
-    "bfloat16": _bfloat16,
+    "folded": lambda model, _: partial(_forward, fold(model)),
+    "bfloat16": lambda model, _: partial(_forward, fold(model, rounds=True)),
     "compiled": _compiled,
     "onnx": _onnx,
     "openvino": _openvino,

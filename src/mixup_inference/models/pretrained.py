@@ -93,15 +93,13 @@ def from_pretrained(name: str | Path) -> nn.Module:
 
 
 def _from_hub(name: str) -> Path:
-    first = name.split("/", maxsplit=1)[0]
+    first = name.partition("/")[0]
     if (
         name.count("/") != 1
         or name.startswith((".", "/", "~"))
-        or (
-            Path(name).suffix in (".safetensors", ".th", ".pt", ".pth", ".ckpt", ".bin")
-            or is_file(Path(first))
-            or is_folder(Path(first))
-        )
+        or Path(name).suffix in (".safetensors", ".th", ".pt", ".pth", ".ckpt", ".bin")
+        or is_file(Path(first))
+        or is_folder(Path(first))
     ):
         raise InputError(
             f"there is no folder or file {name}. Models that ship: {', '.join(shipped_models())}. "

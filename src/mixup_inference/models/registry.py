@@ -37,13 +37,10 @@ class NetworkEntry:
     @property
     def settings(self) -> set[str]:
         """What a user may set, beside classes and channels."""
-        scale = Scale.__annotations__.keys() if self._is_ours else set()
+        ours = isinstance(self.factory, type) and issubclass(self.factory, ImageClassifier)
+        scale = Scale.__annotations__.keys() if ours else set()
         given = {"scale", "classes", "num_classes", "channels", *self.fixed}
         return (self._parameters | scale) - given
-
-    @property
-    def _is_ours(self) -> bool:
-        return isinstance(self.factory, type) and issubclass(self.factory, ImageClassifier)
 
     @property
     def _parameters(self) -> set[str]:
@@ -60,8 +57,6 @@ class NetworkEntry:
 
     def build(self, num_classes: int, settings: dict[str, Any], **shape: Any) -> nn.Module:
         """Build it for a number of classes, and for the shape of the images as far as it asks."""
-        if isinstance(self.factory, nn.Module):
-            return self.factory
         shape |= {"classes": num_classes, "num_classes": num_classes}
         return self(**{k: shape[k] for k in shape.keys() & self._parameters} | settings)
 

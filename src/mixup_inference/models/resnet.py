@@ -40,11 +40,8 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
         out = self.bn2(self.conv2(relu(self.bn1(self.conv1(x)))))
-        front = self.missing // 2
-        shortcut = pad(
-            x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, front, self.missing - front)
-        )
-        return relu(out + shortcut)
+        front, kept = self.missing // 2, x[:, :, :: self.stride, :: self.stride]
+        return relu(out + pad(kept, (0, 0, 0, 0, front, self.missing - front)))
 
 
 class CifarResNet(ImageClassifier):
@@ -81,11 +78,9 @@ class PreActBlock(nn.Module):
         self.conv1 = convolution(channels, width, stride=stride)
         self.bn2 = nn.BatchNorm2d(width)
         self.conv2 = convolution(width, width)
-        self.shortcut = (
-            nn.Sequential(convolution(channels, width, stride=stride, size=1))
-            if stride != 1 or channels != width
-            else None
-        )
+        self.shortcut: nn.Module | None = None
+        if stride != 1 or channels != width:
+            self.shortcut = nn.Sequential(convolution(channels, width, stride=stride, size=1))
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
@@ -126,13 +121,10 @@ class Bottleneck(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = convolution(width, width, size=1)
         self.bn3 = nn.BatchNorm2d(width)
-        self.downsample = (
-            nn.Sequential(
-                convolution(channels, width, stride=stride, size=1), nn.BatchNorm2d(width)
-            )
-            if stride != 1 or channels != width
-            else None
-        )
+        self.downsample: nn.Module | None = None
+        if stride != 1 or channels != width:
+            narrow = convolution(channels, width, stride=stride, size=1)
+            self.downsample = nn.Sequential(narrow, nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""

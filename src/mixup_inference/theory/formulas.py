@@ -66,7 +66,7 @@ def table_1(kind: Kind, *, lam: float, classes: int, terms: Terms | None = None)
     >>> table_1("mi-pl", lam=0.5, classes=10, terms=Terms(-1.0, 1.0, -0.25, 0.25))
     Column(y=0.0, y_hat=1.0, y_mi=0.25, y_hat_mi=0.75)
     """
-    _check(kind, lam, classes)
+    check_arguments(kind, lam, classes)
     same = 1.0 if kind == "mi-pl" else 0.0  # P(y_s = y_hat)
     if terms is None:  # z = 0, where y = y_hat (Eq. 2)
         after = lam + (1 - lam) * same
@@ -93,7 +93,7 @@ def ric_bounds(kind: Kind, *, lam: float, classes: int) -> Bounds:
     >>> ric_bounds("mi-pl", lam=0.5, classes=11), ric_bounds("mi-ol", lam=0.5, classes=11)
     (Bounds(y=-0.5, y_hat=0.5), Bounds(y=-0.45, y_hat=0.0))
     """
-    _check(kind, lam, classes)
+    check_arguments(kind, lam, classes)
     if kind == "mi-pl":
         return Bounds(y=lam - 1, y_hat=1 - lam)
     return Bounds(y=(lam - 1) * (classes - 2) / (classes - 1), y_hat=0.0)
@@ -119,11 +119,11 @@ def detection_gap_of(change: float, *, lam: float) -> float:
 
 def keeps_clean_predictions(lam: float, *, classes: int) -> bool:
     """Whether MI-OL leaves a clean point's class on top: lam > 1 / L (Eq. 17)."""
-    _check("mi-ol", lam, classes)
+    check_arguments("mi-ol", lam, classes)
     return lam > 1 / classes
 
 
-def _check(kind: Kind, lam: float, classes: int) -> None:
+def check_arguments(kind: Kind, lam: float, classes: int) -> None:
     """Refuse arguments that the formulas do not cover."""
     if kind not in KINDS:
         raise unknown_name("kind of mixup inference", kind, KINDS)

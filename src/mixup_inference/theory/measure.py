@@ -13,19 +13,13 @@ from torch import Tensor, nn
 
 from mixup_inference.attacks.query import accelerate
 from mixup_inference.defenses import MixupInference, make_defense
-from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.errors import InputError
 from mixup_inference.models.call import logits_of, refuse_probabilities
 from mixup_inference.pool import Pool, mix
-from mixup_inference.theory.formulas import KINDS, Kind
+from mixup_inference.theory.formulas import Kind, check_arguments
 from mixup_inference.theory.quantities import Analysis, Counts, Passes, summarize
 from mixup_inference.utils.progress import SILENT, Progress, Task
-from mixup_inference.validation import (
-    check_images,
-    check_index,
-    check_int,
-    check_labels,
-    check_number,
-)
+from mixup_inference.validation import check_images, check_index, check_int, check_labels
 
 
 def analyze(
@@ -63,9 +57,8 @@ def analyze(
         batch_size: how many images pass through F at once.
         progress: where to report.
     """
-    if kind not in KINDS:
-        raise unknown_name("kind of mixup inference", kind, KINDS)
-    lam = check_number(lam, what="lam", least=0, most=1)
+    check_arguments(kind, lam, pool.classes)
+    lam = float(lam)
     check_int(batch_size, what="batch_size", least=1)
     check_images(x_clean, what="x_clean")
     check_images(x_adv, what="x_adv")

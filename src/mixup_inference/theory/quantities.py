@@ -137,18 +137,13 @@ def summarize(
         y_mi=on_y.at_mixed_shrunk.mean,
         y_hat_mi=on_y_hat.at_mixed_shrunk.mean,
     )
-    clean = _predictions(
-        *(passes.clean, passes.clean_mi, y, y),  # y_hat = y by Eq. 2
-        theory=table_1(kind, lam=lam, classes=classes),
-    )
-    adversarial = _predictions(
-        *(passes.adversarial, passes.adversarial_mi, y, y_hat),
-        theory=table_1(kind, lam=lam, classes=classes, terms=terms),
-    )
-    delta = passes.adversarial_mi - passes.adversarial  # Eq. 9
-    change = passes.adversarial - passes.clean - (passes.adversarial_mi - passes.mixed)
+    ideal = table_1(kind, lam=lam, classes=classes)
+    clean = _predictions(passes.clean, passes.clean_mi, y, y, theory=ideal)  # y_hat = y by Eq. 2
+    before, after = passes.adversarial, passes.adversarial_mi
+    theory = table_1(kind, lam=lam, classes=classes, terms=terms)
+    delta = after - before  # Eq. 9
+    change = before - passes.clean - (after - passes.mixed)
     score_clean = _at(passes.clean - passes.clean_mi, y)
-    score_adversarial = _at(-delta, y_hat)
     return Analysis(
         kind=kind,
         lam=lam,
@@ -156,13 +151,13 @@ def summarize(
         draws=draws,
         counts=counts,
         clean=clean,
-        adversarial=adversarial,
+        adversarial=_predictions(before, after, y, y_hat, theory=theory),
         y=on_y,
         y_hat=on_y_hat,
         ric=_condition(_at(delta, y), _at(-delta, y_hat)),
         ric_on_g=_condition(bounds.y - _at(change, y), _at(change, y_hat) - bounds.y_hat),
         # Eq. 11 as printed is the negative. The points are the same, so the error is paired.
-        detection_gap=estimate(score_adversarial - score_clean),
+        detection_gap=estimate(_at(-delta, y_hat) - score_clean),
         detection_gap_theory=detection_gap_of(on_y_hat.change.mean, lam=lam),
     )
 
@@ -203,7 +198,5 @@ def _mechanisms(passes: Passes, labels: Tensor, bound: float) -> Mechanisms:
 
 def _condition(one: Tensor, other: Tensor) -> Condition:
     """That two margins are positive: their means, and each point's."""
-    points = (one > 0) & (other > 0)
-    return Condition(
-        bool(one.mean() > 0) and bool(other.mean() > 0), int(points.sum()), len(points)
-    )
+    points, holds = (one > 0) & (other > 0), bool(one.mean() > 0) and bool(other.mean() > 0)
+    return Condition(holds, int(points.sum()), len(points))

@@ -119,11 +119,8 @@ def check_device(device: str) -> str:
     """Check that a device is available; "auto" takes the first of cuda, mps and cpu."""
     import torch  # noqa: PLC0415 (slow to import)
 
-    there = ["cpu"]
-    if torch.backends.mps.is_available():
-        there.insert(0, "mps")
-    if torch.cuda.is_available():
-        there.insert(0, "cuda")
+    backends = {"cuda": torch.cuda, "mps": torch.backends.mps, "cpu": torch.cpu}
+    there = [name for name, backend in backends.items() if backend.is_available()]
     if device == "auto":
         return there[0]
     if device not in there:

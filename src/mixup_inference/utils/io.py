@@ -108,7 +108,7 @@ def checksum_problem(document: Any) -> str | None:
 def read_checked_json(path: Path) -> dict[str, Any]:
     """Read a JSON document with a checksum; InputError if it is not as it was written."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"there is no file {path}.") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -116,8 +116,7 @@ def read_checked_json(path: Path) -> dict[str, Any]:
     problem = checksum_problem(document)
     if problem is not None:
         raise InputError(f"{path} {problem}.")
-    checked: dict[str, Any] = document
-    return checked
+    return document
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
@@ -151,18 +150,12 @@ def expanded(path: str | Path) -> Path:
 
 def is_file(path: Path) -> bool:
     """Whether there is a regular file; False for a path that cannot exist (too long, a NUL)."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
+    return os.path.isfile(path)  # noqa: PTH113 (Path.is_file raises for some)
 
 
 def is_folder(path: Path) -> bool:
     """Whether there is a folder, likewise."""
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 def read_text(path: Path, *, what: str, most: int) -> str:
@@ -302,8 +295,7 @@ def checksums_intact(folder: Path) -> bool:
 
 def _text(folder: Path) -> str:
     try:
-        with (folder / CHECKSUMS).open(encoding="utf-8", errors="replace", newline="") as file:
-            return file.read()
+        return (folder / CHECKSUMS).read_bytes().decode(errors="replace")
     except OSError:
         return ""
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from contextlib import ContextDecorator
 from contextvars import ContextVar, Token
-from dataclasses import dataclass
 from enum import Enum
 from typing import Self
 
@@ -32,12 +31,6 @@ class Stage(Enum):
     REST = "everything else"
 
 
-@dataclass
-class _Open:
-    stage: Stage
-    images: int = 0
-
-
 class Stopwatch:
     """Start on construction, and count every second for the innermost open stage.
 
@@ -57,27 +50,26 @@ class Stopwatch:
         self.wait: Callable[[], object] = lambda: None
         self._clock = clock
         self._last = clock()
-        self._open = [_Open(Stage.REST)]
+        self._open = [(Stage.REST, 0)]
         self._token: Token[Stopwatch | None] | None = None
 
     def enter(self, stage: Stage, images: int = 0) -> None:
         """Begin a stage inside of the open one."""
         self.read()
-        for outer in self._open:
-            if outer.stage is stage:
-                outer.images = 0  # that was a defence, around F
-        self._open.append(_Open(stage, images))
+        # An outer stage of the same kind is a defence around F: its images are not counted.
+        self._open = [(outer, 0 if outer is stage else count) for outer, count in self._open]
+        self._open.append((stage, images))
 
     def leave(self) -> None:
         """End the innermost stage."""
         self.read()
-        self.images += self._open.pop().images
+        self.images += self._open.pop()[1]
 
     def read(self) -> dict[Stage, float]:
         """The seconds of each stage until now."""
         self.wait()
         now = self._clock()
-        self._seconds[self._open[-1].stage] += now - self._last
+        self._seconds[self._open[-1][0]] += now - self._last
         self._last = now
         return self._seconds
 

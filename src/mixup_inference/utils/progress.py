@@ -51,18 +51,14 @@ class _Bar:
 
     def __init__(self, bars: Any, title: str, total: int) -> None:
         self._bars = bars
-        self._id = bars.add_task(plain(title), total=total, note="", visible=False)
+        self.id = bars.add_task(plain(title), total=total, note="", visible=False)
         self._start = time.monotonic()
 
     def advance(self, steps: int = 1, note: str | None = None) -> None:
         """Move the bar on."""
         late = time.monotonic() - self._start > PATIENCE
         fields = {} if note is None else {"note": plain(note)}
-        self._bars.update(self._id, advance=steps, visible=late, **fields)
-
-    def remove(self) -> None:
-        """Take the bar away."""
-        self._bars.remove_task(self._id)
+        self._bars.update(self.id, advance=steps, visible=late, **fields)
 
 
 class RichProgress:
@@ -83,19 +79,15 @@ class RichProgress:
             transient=True,
             disable=not self.console.is_terminal,
         )
-        self._open = 0
 
     @contextmanager
     def task(self, title: str, total: int) -> Iterator[Task]:
         """A bar that shows up after PATIENCE seconds and goes away when its job is done."""
         bar = _Bar(self.bars, title, total)
-        self._open += 1
-        if self._open == 1:
-            self.bars.start()
+        self.bars.start()  # does nothing if they are there already
         try:
             yield bar
         finally:
-            bar.remove()
-            self._open -= 1
-            if self._open == 0:
+            self.bars.remove_task(bar.id)
+            if not self.bars.tasks:
                 self.bars.stop()
