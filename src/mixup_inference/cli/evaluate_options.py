@@ -49,8 +49,10 @@ def refuse_useless(one: OneModel, spec: Spec) -> None:
     for name in _names(one):
         attack = AdaptiveAttackSpec(attack="eot-pgd" if name == "adaptive" else name)
         if not any(spec.attack_applies(attack, row) for row in spec.rows):
-            needs = get_attack(attack.attack).requires or "does not apply to this defence"
-            raise InputError(f"--attack {name} would do nothing: it {needs}.")
+            entry = get_attack(attack.attack)
+            needs = entry.requires or "does not apply to this defence"
+            hint = "; give their weights with --surrogate" if entry.surrogates else ""
+            raise InputError(f"--attack {name} would do nothing: it {needs}{hint}.")
 
 
 def _names(one: OneModel) -> list[str]:
