@@ -6,7 +6,6 @@ import re
 import tomllib
 from collections.abc import Collection, Sequence
 from dataclasses import fields
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from mixup_inference.models import from_pretrained
 from mixup_inference.registry import is_code
 from mixup_inference.utils.io import expanded
 from mixup_inference.utils.text import plain
+from mixup_inference.validation import check_number
 
 
 def adaptive_section(one: OneModel) -> dict[str, Any] | None:
@@ -30,8 +30,8 @@ def adaptive_section(one: OneModel) -> dict[str, Any] | None:
     if not _names(one):
         if one.attack_setting or one.surrogate or one.checks is not None:
             raise InputError(
-                "--attack-setting, --surrogate and --checks are for attacks that know the "
-                "defence; add --attack adaptive."
+                "--attack-setting, --surrogate and --checks are for adaptive "
+                "attacks; add --attack adaptive."
             )
         return None
     section = {"attacks": _attacks(one), "points": one.points, "checks": one.checks}
@@ -51,8 +51,8 @@ def refuse_useless(one: OneModel, spec: Spec) -> None:
         if not any(spec.attack_applies(attack, row) for row in spec.rows):
             entry = get_attack(attack.attack)
             needs = entry.requires or "does not apply to this defence"
-            needs += " (--surrogate)" if entry.surrogates else ""
-            raise InputError(f"--attack {name} would do nothing: it {needs}.")
+            hint = "; give their weights with --surrogate" if entry.surrogates else ""
+            raise InputError(f"--attack {name} would do nothing: it {needs}{hint}.")
 
 
 def _names(one: OneModel) -> list[str]:
@@ -200,9 +200,10 @@ def _network(one: OneModel) -> dict[str, Any] | None:
 
 
 def number(text: str, what: str) -> float:
-    """A number, or a fraction such as 8/255."""
+    """A number, or a fraction such as 8/255 or 125.3/255."""
+    above, _, below = text.partition("/")
     try:
-        return float(Fraction(text))
+        return check_number(float(above) / float(below or 1), what=what)
     except (ValueError, ZeroDivisionError):
         raise InputError(f"{what} must be a number or a fraction like 8/255; saw {text}.") from None
 

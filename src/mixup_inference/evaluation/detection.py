@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -61,22 +62,20 @@ def answer(
     options: dict[str, Any] = {"draws": draws, "seed": seed, "engine": engine}
     total = len(MIXUP) * len(lams) * sum(len(points.x) for points in sets.values())
     with torch.no_grad(), progress.task("detection", total) as task:
-        for kind in MIXUP:
-            for lam in lams:
-                inference = make_defense(kind, model, pool, lam=lam, **options)
-                assert isinstance(inference, MixupInference)
-                inference.to(device_of(model))
-                after[kind, lam] = {}
-                for name, points in sets.items():
-                    both = []
-                    for rows in torch.arange(len(points.x)).split(batch_size):
-                        x, index = points.x[rows].to(device_of(model)), points.index[rows]
-                        pair = inference.log_probs(x, index=index, stream=f"detection {name}")
-                        both.append([part.cpu() for part in pair])
-                        task.advance(len(rows))
-                    before[name], after[kind, lam][name] = (
-                        torch.cat(parts) for parts in zip(*both, strict=True)
-                    )
+        for kind, lam in product(MIXUP, lams):
+            inference = make_defense(kind, model, pool, lam=lam, **options)
+            assert isinstance(inference, MixupInference)
+            inference.to(device_of(model))
+            after[kind, lam] = {}
+            for name, points in sets.items():
+                both = []
+                for rows in torch.arange(len(points.x)).split(batch_size):
+                    x, index = points.x[rows].to(device_of(model)), points.index[rows]
+                    pair = inference.log_probs(x, index=index, stream=f"detection {name}")
+                    both.append([part.cpu() for part in pair])
+                    task.advance(len(rows))
+                joined = (torch.cat(parts) for parts in zip(*both, strict=True))
+                before[name], after[kind, lam][name] = joined
     return Answers(before, after)
 
 

@@ -106,12 +106,11 @@ def describe_linearity(name: str, linearity: Linearity) -> str:
 def best(results: Results) -> dict[str, set[int]]:
     """For each column, the rows that are significantly better than all others of their group."""
     marked: dict[str, set[int]] = {column: set() for column in results["columns"]}
-    groups: dict[str, list[int]] = {}
-    for number, row in enumerate(results["rows"]):
-        groups.setdefault(row["group"], []).append(number)
+    groups = [row["group"] for row in results["rows"]]
     for column in results["columns"]:
         cells = [row["cells"][column] for row in results["rows"]]
-        for rows in groups.values():
+        for group in set(groups):
+            rows = [i for i, other in enumerate(groups) if other == group]
             top = max(rows, key=lambda i: cells[i]["accuracy"])
             others = [i for i in rows if i != top]
             if others and all(difference(cells[top], cells[i])[1] > 0 for i in others):

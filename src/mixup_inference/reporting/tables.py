@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 
 from mixup_inference.reporting.adaptive import (
@@ -14,7 +12,7 @@ from mixup_inference.reporting.adaptive import (
     format_check_counts,
     verdict_lines,
 )
-from mixup_inference.reporting.formatting import capitalize, format_interval
+from mixup_inference.reporting.formatting import capitalize, csv_text, format_interval
 from mixup_inference.reporting.schema import Adaptive, Results, Robust
 from mixup_inference.utils.text import markdown_words, spreadsheet_cell
 
@@ -107,7 +105,7 @@ def as_csv(results: Results) -> str:
         numbers = [f"{share:.4f}" for c in cells for share in (c["accuracy"], c["low"], c["high"])]
         words = map(spreadsheet_cell, (row["title"], row["model"], row["defense"]))
         rows.append([*words, *numbers, f"{row['passes_per_image']:.2f}"])
-    return _csv([["method", "model", "defense", *head, "passes per image"], *rows])
+    return csv_text([["method", "model", "defense", *head, "passes per image"], *rows])
 
 
 def adaptive_csv(adaptive: Adaptive) -> str:
@@ -126,10 +124,4 @@ def adaptive_csv(adaptive: Adaptive) -> str:
             names = (title, a["title"], a["group"])
             add(names, a["robust"], a["forward"], a["backward"], a["seconds"])
         add((title, "worst case", "worst"), row["worst"]["robust"], "", "", "")
-    return _csv(lines)
-
-
-def _csv(rows: Sequence[Sequence[object]]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
-    return out.getvalue()
+    return csv_text(lines)

@@ -58,8 +58,7 @@ def _paint_overview(figure: Figure, rows: list[Record]) -> None:
     axes.set_yticks(range(len(methods)), [cell["method"] for cell in methods])
     for label in axes.get_yticklabels():
         label.set_parse_math(False)  # a dollar sign in a title is a dollar sign
-    axes.set_ylim(len(methods) - 0.4, -0.6)
-    axes.set_xlim(-1, 101)
+    axes.set(xlim=(-1, 101), ylim=(len(methods) - 0.4, -0.6))
     axes.set_xlabel("accuracy (%), with 95% intervals")
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
@@ -105,8 +104,7 @@ def _paint_length(figure: Figure, rows: list[Record]) -> None:
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.minorticks_off()
-        axes.set_xlabel("epochs")
-        axes.set_title(capitalize(column))
+        axes.set(xlabel="epochs", title=capitalize(column))
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
     grid[0].set_ylabel("accuracy (%), with 95% intervals")
     legend_below(figure, columns=5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 import textwrap
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mixup_inference.reporting.figures.style import RC
+from mixup_inference.reporting.formatting import csv_text
 from mixup_inference.utils.io import atomic_write, write_json, write_text
 from mixup_inference.utils.text import spreadsheet_cell
 
@@ -86,12 +86,9 @@ def write_chart(chart: Chart, drawing: Drawing, folder: Path) -> list[Path]:
 
 
 def as_csv(rows: list[Record]) -> str:
-    """The rows with their keys as a heading; None becomes an empty cell."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: spreadsheet_cell(row[key]) for key in row} for row in rows)
-    return out.getvalue()
+    """The rows with their keys as a heading."""
+    head = list(rows[0]) if rows else []
+    return csv_text([head, *([spreadsheet_cell(row[key]) for key in head] for row in rows)])
 
 
 def inline(chart: Chart, drawing: Drawing) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import TYPE_CHECKING, Literal
 
 from mixup_inference.metrics.accuracy import mean_interval
@@ -26,10 +27,12 @@ from mixup_inference.reporting.labels import defense_title
 from mixup_inference.reporting.schema import Analysis, Mean, Theory
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COMPONENTS: tuple[Literal["y"], Literal["y_hat"]] = ("y", "y_hat")
-SYMBOLS = {"y": "$F_y$", "y_hat": r"$F_{\hat{y}}$"}
+#: The change of each component, and on which side of the bound it must lie.
+SIDES = {"y": ("$G_y$", "below"), "y_hat": (r"$G_{\hat{y}}$", "above")}
 #: The series of Figure 2: input, component, style and legend. On clean inputs y_hat = y (Eq. 2), so
 #: one component is enough.
 SERIES: tuple[tuple[Literal["clean", "adversarial"], str, SeriesStyle, str], ...] = (
@@ -109,24 +112,33 @@ def _common(model: str, found: Theory) -> Record:
 
 
 def _paint_predictions(figure: Figure, rows: list[Record]) -> None:
-    attacks, kinds = distinct(rows, "attack"), distinct(rows, "kind")
-    grid = figure.subplots(len(attacks), len(kinds), sharex=True, sharey=True, squeeze=False)
-    for panels, attack in zip(grid, attacks, strict=True):
-        for axes, kind in zip(panels, kinds, strict=True):
-            some = only(rows, attack=attack, kind=kind)
-            for number, (given, component, style, _) in enumerate(SERIES):
-                series = only(some, input=given, component=component)
-                shift = 0.01 * (number - 1)
-                line(axes, only(series, source="theory"), style)
-                points(axes, only(series, source="measured"), style, x="lam", shift=shift)
-                plain = only(series, source="without MI")
-                points(axes, plain, style, x="lam", shift=shift, hollow=True)
-            axes.set_title(f"{kind}, {attack}")
+    for axes, some in _by_kind(figure, rows, "attack", "mean prediction", sharey=True):
+        for number, (given, component, style, _) in enumerate(SERIES):
+            series = only(some, input=given, component=component)
+            shift = 0.01 * (number - 1)
+            line(axes, only(series, source="theory"), style)
+            points(axes, only(series, source="measured"), style, x="lam", shift=shift)
+            plain = only(series, source="without MI")
+            points(axes, plain, style, x="lam", shift=shift, hollow=True)
+        axes.set_title(f"{some[0]['kind']}, {some[0]['attack']}")
+    _key(figure)
+
+
+def _by_kind(
+    figure: Figure, rows: list[Record], key: str, ylabel: str, *, sharey: bool | Literal["row"]
+) -> Iterator[tuple[Axes, list[Record]]]:
+    """Yield a grid of panels over lam, a line for each value of a key and a column for each kind.
+
+    Each comes with its rows.
+    """
+    values, kinds = distinct(rows, key), distinct(rows, "kind")
+    grid = figure.subplots(len(values), len(kinds), sharex=True, sharey=sharey, squeeze=False)
+    for axes, (value, kind) in zip(grid.flat, product(values, kinds), strict=True):
+        yield axes, only(rows, kind=kind, **{key: value})
     for axes in grid[-1]:
         lam_axis(axes)
     for axes in grid[:, 0]:
-        axes.set_ylabel("mean prediction")
-    _key(figure)
+        axes.set_ylabel(ylabel)
 
 
 def _key(figure: Figure) -> None:
@@ -176,24 +188,15 @@ def mechanisms(model: str, entry: Analysis) -> list[Chart]:
 
 
 def _paint_mechanisms(figure: Figure, rows: list[Record]) -> None:
-    kinds = distinct(rows, "kind")
-    grid = figure.subplots(2, len(kinds), sharex=True, sharey="row", squeeze=False)
-    for panels, component in zip(grid, COMPONENTS, strict=True):
-        for axes, kind in zip(panels, kinds, strict=True):
-            some = only(rows, kind=kind, component=component)
-            for number, (quantity, (_, style)) in enumerate(QUANTITIES.items()):
-                series = only(some, quantity=quantity)
-                shift = 0.012 * (number - 1)
-                points(axes, series, style, x="lam", label=quantity, line=style.line, shift=shift)
-            line(axes, only(some, quantity="bound"), BOUND, label="bound on the sum (Eq. 12, 15)")
-            zero(axes)
-            side = "below" if component == "y" else "above"
-            symbol = SYMBOLS[component].replace("F", "G")
-            axes.set_title(f"{kind}, {symbol}: the sum must be {side} the bound")
-    for axes in grid[-1]:
-        lam_axis(axes)
-    for axes in grid[:, 0]:
-        axes.set_ylabel("mean change of G")
+    for axes, some in _by_kind(figure, rows, "component", "mean change of G", sharey="row"):
+        for number, (quantity, (_, style)) in enumerate(QUANTITIES.items()):
+            series = only(some, quantity=quantity)
+            shift = 0.012 * (number - 1)
+            points(axes, series, style, x="lam", label=quantity, line=style.line, shift=shift)
+        line(axes, only(some, quantity="bound"), BOUND, label="bound on the sum (Eq. 12, 15)")
+        zero(axes)
+        symbol, side = SIDES[some[0]["component"]]
+        axes.set_title(f"{some[0]['kind']}, {symbol}: the sum must be {side} the bound")
     legend_below(figure, columns=4)
 
 
