@@ -18,6 +18,7 @@ from mixup_inference.detection import SCORES
 from mixup_inference.errors import InputError
 from mixup_inference.experiments import Experiment, check_spec, tune
 from mixup_inference.reporting import html, write_results
+from mixup_inference.reporting.claims import claims
 from mixup_inference.training import OBJECTIVES
 from specs import tiny_spec
 
@@ -169,6 +170,19 @@ def test_things_of_ones_own_get_the_whole_treatment(files):
 
     for name in ("my_defence:Dither", "my_attack:grey", "my_objective:plain", "my_score:second"):
         assert name in registered_names()
+
+
+def test_a_registered_baseline_is_judged_by_the_claims(files):
+    """One line registers it; the claim that MI-OL beats the baselines then looks at it too."""
+    dither = DEFENSES.load("my_defence:Dither").factory
+    DEFENSES.register("dither", group="baseline")(dither)
+    rows = [
+        {"title": "bare", "model": "mixup"},
+        {"title": "mi-ol", "model": "mixup", "defense": "mi-ol"},
+        {"title": "dithered", "model": "mixup", "defense": "dither"},
+    ]
+    results = Experiment(check_spec(tiny_spec(rows=rows)), files / "run").run()
+    assert any("dithered" in claim.evidence for claim in claims(results))
 
 
 def test_everything_is_the_same_the_second_time(files):
