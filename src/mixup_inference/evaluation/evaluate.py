@@ -87,6 +87,13 @@ def evaluate(
     ).accuracy
 
 
+def predicted_labels(model: nn.Module, x: Tensor, *, batch_size: int) -> Tensor:
+    """The labels that a classifier predicts, on the CPU."""
+    with torch.no_grad():
+        parts = [logits_of(model, part.to(device_of(model))) for part in x.split(batch_size)]
+    return torch.cat(parts).argmax(1).cpu()
+
+
 def answers(
     classifier: nn.Module,
     x: Tensor | Iterable[Any],

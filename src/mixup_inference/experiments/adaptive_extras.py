@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixup_inference.attacks import detector_aware, eot_pgd, run_attack
 from mixup_inference.detection import MixupDetector
 from mixup_inference.evaluation.detection import FALSE_POSITIVES, share
+from mixup_inference.evaluation.evaluate import predicted_labels
 from mixup_inference.experiments.adaptive_attacks import (
     AdaptiveEvaluation,
     adaptive_rows,
@@ -21,7 +22,6 @@ from mixup_inference.experiments.gallery import png, top
 from mixup_inference.experiments.spec import AdaptiveAttackSpec, RowSpec
 from mixup_inference.metrics.robust_accuracy import RobustAccuracy
 from mixup_inference.metrics.roc import auc, auc_interval
-from mixup_inference.models.call import logits_of
 from mixup_inference.training import OBJECTIVES
 
 
@@ -150,7 +150,8 @@ def _detect(
         if not knows:
             fooled = bench.verdicts(detector, result.examples, points, stream="judge")
         scores = _scores(bench, detector, result.examples)
-        wrong = _labels(bench, detector.model, result.examples) != points.labels
+        size = experiment.batch_size
+        wrong = predicted_labels(detector.model, result.examples, batch_size=size) != points.labels
         low, high = auc_interval(clean, scores)
         entries.append(
             {
@@ -180,9 +181,3 @@ def _scores(bench: AdaptiveEvaluation, detector: MixupDetector, x: Tensor) -> Te
             for part in rows
         ]
     return torch.cat(parts)
-
-
-def _labels(bench: AdaptiveEvaluation, model: nn.Module, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        parts = [logits_of(model, part) for part in x.split(bench.experiment.batch_size)]
-    return torch.cat(parts).argmax(1).cpu()

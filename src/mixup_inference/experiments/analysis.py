@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +22,7 @@ from mixup_inference.evaluation.detection import (
     measure_detection,
     middle,
 )
-from mixup_inference.evaluation.evaluate import evaluate
+from mixup_inference.evaluation.evaluate import evaluate, predicted_labels
 from mixup_inference.evaluation.grid_search import (
     Trial,
     choose,
@@ -155,19 +156,10 @@ def _theory(experiment: Experiment, name: str, steps: int) -> Any:
     return entries
 
 
-def _labels(experiment: Experiment, name: str, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        parts = [
-            logits_of(experiment.models[name], part.to(experiment.device))
-            for part in x.split(experiment.batch_size)
-        ]
-    return torch.cat(parts).argmax(1).cpu()
-
-
 def _turned(experiment: Experiment, name: str, points: LabelledImages, x_adv: Tensor) -> Tensor:
     """Which points satisfy Eq. 2: the model has them right, and the attack turns them."""
-    right = _labels(experiment, name, points.pixels) == points.labels
-    return right & (_labels(experiment, name, x_adv) != points.labels)
+    labels = partial(predicted_labels, experiment.models[name], batch_size=experiment.batch_size)
+    return (labels(points.pixels) == points.labels) & (labels(x_adv) != points.labels)
 
 
 def _detection(experiment: Experiment, name: str, steps: int) -> Any:

@@ -177,23 +177,18 @@ class Experiment:
 
         Damaged ones are made again in any case.
         """
-        for name, modes in self._attacked_models():
-            for mode in modes:
-                cells = [
-                    self.cache.path("cells", self.cell_identity(row, column))
-                    for row in self.spec.rows
-                    for column in self.columns
-                    if row.model == name and column.mode == mode
-                ]
-                file = self._examples_path(name, mode)
-                needed = everything or file.exists() or not all(cell.exists() for cell in cells)
-                if self.ranks.first(partial(bool, needed)):
-                    self.examples(name, mode)
-
-    def _attacked_models(self) -> list[tuple[str, tuple[str, ...]]]:
-        modes: tuple[str, ...] = self.spec.attack.modes if self.spec.attack else ()
         names = dict.fromkeys([*self.spec.used_models, *self.spec.figure_models])
-        return [(name, modes) for name in names]
+        for name, mode in product(names, self.spec.attack.modes if self.spec.attack else ()):
+            identity = self.examples_identity(name, mode)
+            files = [
+                self.cache.path("cells", self.cell_identity(row, column))
+                for row, column in product(self.spec.rows, self.columns)
+                if row.model == name and column.mode == mode
+            ]
+            there = self.cache.path("attacks", identity, f"{name}-{mode}").exists()
+            needed = everything or there or not all(file.exists() for file in files)
+            if self.ranks.first(partial(bool, needed)):
+                self.examples(name, mode)
 
     def examples_identity(self, name: str, mode: str, part: str = "test") -> dict[str, Any]:
         """Everything that determines a set of adversarial examples."""
@@ -207,10 +202,6 @@ class Experiment:
             "points": self.data.hash_of(part),
             "code": code_hash(pgd, without=("defenses", "detection")),  # it attacks the bare model
         }
-
-    def _examples_path(self, name: str, mode: str, part: str = "test") -> Path:
-        identity = self.examples_identity(name, mode, part)
-        return self.cache.path("attacks", identity, f"{name}-{mode}")
 
     @property
     def _attack_seed(self) -> int:
