@@ -9,7 +9,7 @@ follows from the speed of the network on this machine, measured for a second or 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -93,19 +93,7 @@ def plan(spec: Spec, shape: Shape) -> list[Work]:
         forward = passes_of_row * spec.data.used * columns
         work.append(Work("measure", row.title, row.model, forward))
     work += [part for name in spec.figure_models for part in _figures(spec, shape, name)]
-    return work + _adaptive(spec, shape)
-
-
-def _adaptive(spec: Spec, shape: Shape) -> list[Work]:
-    """The adaptive attacks, with judging."""
-    if spec.adaptive is None:
-        return []
-    rows = adaptive_rows(spec.rows, spec.adaptive.rows)
-    judging = {row.title: defense_passes(row, spec.draws, shape) for row in rows}
-    return [
-        Work("adaptive", title, model, passes.forward, passes.backward)
-        for title, model, passes in adaptive_work(spec, shape, judging)
-    ]
+    return work + adaptive_work(spec, shape)
 
 
 def _figures(spec: Spec, shape: Shape, name: str) -> list[Work]:
@@ -245,16 +233,13 @@ def attack_passes(
     return Passes(found.forward, found.backward)
 
 
-def adaptive_work(
-    spec: Spec, shape: Shape, judging: Mapping[str, int]
-) -> list[tuple[str, str, Passes]]:
-    """All attacks: a title, the model, and the passes, judging included.
-
-    ``judging``: for each row's title the forward passes of one answer.
-    """
+def adaptive_work(spec: Spec, shape: Shape) -> list[Work]:
+    """All adaptive attacks, judging included."""
     adaptive = spec.adaptive
     if adaptive is None:
         return []
+    rows = adaptive_rows(spec.rows, adaptive.rows)
+    judging = {row.title: defense_passes(row, spec.draws, shape) for row in rows}
     points = min(adaptive.points, spec.data.used)
     counted: dict[str, Passes] = {}
     out = []
@@ -275,10 +260,10 @@ def adaptive_work(
     ) -> None:
         looks = 2 if not once and get_attack(attack.attack).worst_case else 1
         forward = passes(row, attack).forward + looks * judged(row)
-        work = Passes(count * forward, count * passes(row, attack).backward)
-        out.append((f"{row.title}: {title or attack.name}", row.model, work))
+        backward, title = passes(row, attack).backward, f"{row.title}: {title or attack.name}"
+        out.append(Work("adaptive", title, row.model, count * forward, count * backward))
 
-    def checks(row: RowSpec, count: int) -> Passes:
+    def check(row: RowSpec, count: int) -> None:
         """The attack itself, with twice the steps and draws, frozen, with eps = 1, and planted.
 
         With eps = 1 it may take more steps, and not every point can be given a planted example.
@@ -287,20 +272,18 @@ def adaptive_work(
         if row.defense != "none":
             fixed = {**adaptive.main.settings, "attack": "frozen"}
             runs.append((1, passes(row, AdaptiveAttackSpec.model_validate(fixed))))
-        looks = sum(times for times, _ in runs) * judged(row)
-        return Passes(
-            count * (looks + sum(times * each.forward for times, each in runs)),
-            count * sum(times * each.backward for times, each in runs),
-        )
+        forward = count * sum(times * (each.forward + judged(row)) for times, each in runs)
+        backward = count * sum(times * each.backward for times, each in runs)
+        title = f"{row.title}: checks (about)"
+        out.append(Work("adaptive", title, row.model, forward, backward))
 
-    rows = adaptive_rows(spec.rows, adaptive.rows)
     for row in rows:
         for attack in adaptive.candidates:
             if spec.attack_applies(attack, row):
                 add(row, attack, points)
     checked = min(adaptive.checks, points)
-    if checked:
-        out += [(f"{r.title}: checks (about)", r.model, checks(r, checked)) for r in rows]
+    for row in rows if checked else ():
+        check(row, checked)
     few = min(adaptive.figure_points, points)
     assert spec.attack is not None
     for row in rows:
