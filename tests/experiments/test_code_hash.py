@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -183,3 +184,23 @@ def test_a_model_of_a_version_that_kept_no_identity_can_be_reused(tmp_path, chan
     assert results["reused_models"] == {"erm": folder.name}
     assert not events["mi", "clean"]  # whose cells these are cannot be known
     assert all(run(tmp_path, reuse_models=True)[2].values())
+
+
+def test_every_process_uses_the_model_that_the_first_one_found(tmp_path, changed):
+    """Also one of a version that kept no identity, whose folder the identity does not tell."""
+    first, _, _ = run(tmp_path)
+    (first.models.folder_of("erm") / "identity.json").unlink()
+    changed(train)
+    leading = Experiment(check_spec(SPEC), tmp_path, reuse_models=True).models
+    answers = []
+
+    def lead(compute):
+        answers.append(compute())
+        return answers[-1]
+
+    leading.ranks = SimpleNamespace(first=lead)
+    following = Experiment(check_spec(SPEC), tmp_path, reuse_models=True).models
+    following.ranks = SimpleNamespace(first=lambda _: answers[-1])
+    assert leading.identity("erm") == following.identity("erm")
+    assert leading.folder_of("erm") == following.folder_of("erm") == first.models.folder_of("erm")
+    assert leading.reused == following.reused

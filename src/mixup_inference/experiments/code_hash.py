@@ -21,7 +21,7 @@ NAME = __name__.partition(".")[0]
 PACKAGE = Path(__file__).parent.parent
 #: Modules and packages in which nothing is computed, registries in any package among them: who
 #: takes a thing from one names that thing too.
-NOT_HASHED = ("errors", "registry", "reporting", "utils", "validation", "version")
+NOT_HASHED = ("errors", "registry", "reporting", "utils", "validation")
 
 
 def code_hash(*things: Any, without: Iterable[str] = (), root: Path = PACKAGE) -> str:

@@ -223,11 +223,12 @@ class ModelProvider:
     def identity(self, name: str) -> dict[str, Any]:
         """Everything that determines a model, the code that trains it included."""
         if name not in self._identities:
-            wanted = self._identity(name)
-            older = None
+            identity = self._identity(name)
             if self.reuse_models and self.spec.is_trained(name):
-                older = self.ranks.first(lambda: self._older(name, wanted))
-            self._identities[name] = older or wanted
+                older = self.ranks.first(lambda: self._older(name, identity))
+                if older is not None:
+                    self.reused[name], identity = older
+            self._identities[name] = identity
         return self._identities[name]
 
     def _identity(self, name: str) -> dict[str, Any]:
@@ -252,8 +253,8 @@ class ModelProvider:
         identity["code"] = code_hash(*code, without=without)
         return identity | {"recipe": recipe.header()}
 
-    def _older(self, name: str, wanted: dict[str, Any]) -> dict[str, Any] | None:
-        """The identity of a finished model that other code trained by the same recipe."""
+    def _older(self, name: str, wanted: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+        """The folder and identity of a finished model that other code trained by this recipe."""
         if (self.folder / f"{name}-{fingerprint(wanted)}" / LAST).exists():
             return None
         recipe, architecture = self.recipe(name), config_of(self.untrained(name))
@@ -267,14 +268,14 @@ class ModelProvider:
                     and fingerprint(header["architecture"]) == fingerprint(architecture)
                     and header["epochs_done"] == recipe.epochs
                 )
-                if not same:
-                    continue
-                self.reused[name] = path.parent.name
-                identity: dict[str, Any] = read_checked_json(path.parent / IDENTITY)["identity"]
-                return identity
             except (InputError, KeyError, TypeError):
-                if name in self.reused:  # a model of a version that kept no identity
-                    return wanted | {"code": path.parent.name}
+                continue
+            if same:
+                folder = path.parent
+                try:
+                    return folder.name, read_checked_json(folder / IDENTITY)["identity"]
+                except (InputError, KeyError):  # a model of a version that kept no identity
+                    return folder.name, wanted | {"code": folder.name}
         return None
 
     def recipe(self, name: str) -> Recipe:
