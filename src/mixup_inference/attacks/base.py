@@ -19,14 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from mixup_inference.attacks.losses import get_loss
-from mixup_inference.attacks.options import (
-    OPTIONS,
-    AttackOptions,
-    check_types,
-    parse_options,
-    settings_of,
-)
-from mixup_inference.attacks.query import QueryModel, accelerate
+from mixup_inference.attacks.options import AttackOptions, check_types, parse_options, settings_of
+from mixup_inference.attacks.query import QueryModel, accelerate, base_of
 from mixup_inference.attacks.success import Points, check_points, judge
 from mixup_inference.attacks.threat_model import (
     ThreatModel,
@@ -40,7 +34,7 @@ from mixup_inference.defenses import Defense, within_memory
 from mixup_inference.detection import MixupDetector
 from mixup_inference.draws import make_key
 from mixup_inference.errors import InputError, MixupInferenceWarning
-from mixup_inference.models.call import Passes, batch_for
+from mixup_inference.models.call import Passes, batch_for, count_passes
 from mixup_inference.utils.profiling import Stage, timed
 from mixup_inference.validation import check_labels, check_number
 
@@ -177,7 +171,7 @@ class Method:
     fold: bool = True
 
 
-def attack(title: str, **method: Any) -> Callable[[Callable[..., BatchResult]], Any]:
+def attack(title: str, **about: Any) -> Callable[[Callable[..., BatchResult]], Any]:
     """Turn a function ``(batch, *, settings) -> BatchResult`` into a public attack; see ``Method``.
 
     The attack is called as ``(defense, x, y, *, settings, **options)``; unknown keywords raise
@@ -185,32 +179,23 @@ def attack(title: str, **method: Any) -> Callable[[Callable[..., BatchResult]], 
     """
 
     def decorate(function: Callable[..., BatchResult]) -> Callable[..., AttackResult]:
-        runner = Method(title, function, **method)
-        own = settings_of(function)
+        method, own = Method(title, function, **about), settings_of(function)
 
         @wraps(function)
         def call(defense: nn.Module, x: Tensor, y: Tensor, **keywords: Any) -> AttackResult:
-            options = parse_options({k: v for k, v in keywords.items() if k not in own}, own)
-            settings = own | {name: keywords[name] for name in own.keys() & keywords.keys()}
-            return run(runner, defense, x, y, settings, options)
+            settings = own | {name: keywords.pop(name) for name in own.keys() & keywords.keys()}
+            return run(method, defense, x, y, settings, parse_options(keywords, own))
 
-        call.__signature__ = _signature(function)  # type: ignore[attr-defined]
+        points = list(inspect.signature(call, follow_wrapped=False).parameters.values())[:3]
+        settings = list(inspect.signature(function).parameters.values())[1:]
+        options = inspect.signature(AttackOptions).parameters.values()
+        call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [*points, *settings, *options], return_annotation=AttackResult
+        )
         call.__doc__ = (function.__doc__ or "").replace(_BATCH, _POINTS)
         return call
 
     return decorate
-
-
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of the public attack: settings first, then the options."""
-    kind = inspect.Parameter
-    own = inspect.signature(function).parameters.values()
-    return inspect.Signature(
-        [kind(name, kind.POSITIONAL_OR_KEYWORD) for name in ("defense", "x", "y")]
-        + [p for p in own if p.kind is p.KEYWORD_ONLY]
-        + [kind(name, kind.KEYWORD_ONLY, default=value) for name, value in OPTIONS.items()],
-        return_annotation=AttackResult,
-    )
 
 
 @timed(Stage.ATTACKING)
@@ -271,7 +256,8 @@ def perturb(
         _batch_rows(model, x, draws, method.copies(call), options.batch_size)
     )
     task = options.progress.task(method.title.format(**settings), total=len(parts) * queries)
-    with task as progress, model.counting(), torch.no_grad():
+    counting = count_passes(base_of(model.module), model.passes)
+    with task as progress, counting, torch.no_grad():
 
         def attack_part(rows: Tensor) -> Any:
             batch = Batch(

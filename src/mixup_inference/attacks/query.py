@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Literal, Self, get_args
 
@@ -19,15 +19,7 @@ from torch import Tensor, nn
 from mixup_inference.defenses import Defense, mean_prediction
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import unknown_name
-from mixup_inference.models.call import (
-    Passes,
-    check_model,
-    count_passes,
-    eval_mode,
-    logits_of,
-    overridden,
-    refuse_probabilities,
-)
+from mixup_inference.models import call
 from mixup_inference.models.folding import faster, pays
 
 Kind = Literal["ours", "frozen", "fixed", "rows", "call"]
@@ -53,17 +45,34 @@ class QueryModel:
     """
 
     def __init__(self, module: nn.Module, x: Tensor, *, seed: int = 0) -> None:
-        self.module = check_model(module)
+        self.module = call.check_model(module)
         self.seed = seed
         if isinstance(module, Defense):
             module.prepare()  # not a cost of the attack
         self._probe = x[:4]
-        self.passes = Passes()
+        self.passes = call.Passes()
 
     @cached_property
     def kind(self) -> Kind:
-        """Where the randomness of the answers comes from."""
-        return _kind(self.module, self._probe)
+        """Where randomness comes from: our draws, none, or new for each row or for each call.
+
+        A module that draws from a global generator is random, even if its answers happen to be the
+        same; one that does not may still have a generator of its own.
+        """
+        module, x = self.module, self._probe
+        if isinstance(module, Defense):
+            return "ours" if module.fresh else "frozen"
+        with torch.no_grad(), seeded(0, module, x):
+            before = _states()
+            pairs = [_answer(module, torch.cat([x, x])).chunk(2) for _ in range(_PROBES)]
+            draws = _states() != before
+
+        def same(a: Tensor, b: Tensor) -> bool:
+            return torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+
+        if not all(same(a, b) for a, b in pairs):
+            return "rows"
+        return "call" if draws or not all(same(a, pairs[0][0]) for a, _ in pairs) else "fixed"
 
     @property
     def is_random(self) -> bool:
@@ -84,11 +93,11 @@ class QueryModel:
         Without ``draws`` it is the module's own answer in eval mode, with draws of its own choice.
         """
         if draws is None:
-            return torch.log_softmax(logits_of(self.module, x), dim=1)[:, None]
+            return torch.log_softmax(call.logits_of(self.module, x), dim=1)[:, None]
         if self.kind == "ours":
             assert isinstance(self.module, Defense)
             name = repr(("attack", self.seed, *stream))
-            with eval_mode(self.module):
+            with call.eval_mode(self.module):
                 return self.module.draw(x, draws, index=index, stream=name)
         if not self.is_random:
             return _answer(self.module, x)[:, None]
@@ -97,10 +106,6 @@ class QueryModel:
                 out = _answer(self.module, x.repeat_interleave(draws, dim=0))
                 return out.view(x.shape[0], draws, -1)
             return torch.stack([_answer(self.module, x) for _ in range(draws)], dim=1)
-
-    def counting(self) -> AbstractContextManager[Passes]:
-        """Count the images that pass through F, and those whose gradient comes back."""
-        return count_passes(base_of(self.module), self.passes)
 
 
 class Averaged(nn.Module):
@@ -148,7 +153,7 @@ class Frozen(nn.Module):
         """Log-probabilities, shape (batch, classes)."""
         inside = [part for part in self.module.modules() if isinstance(part, Defense)]
         out = []
-        with overridden(inside, "fresh", value=False):
+        with call.overridden(inside, "fresh", value=False):
             for image in x.split(1):
                 with seeded(self.seed, self.module, x):
                     out.append(_answer(self.module, image))
@@ -184,7 +189,7 @@ def seeded(seed: int, module: nn.Module, x: Tensor) -> Iterator[None]:
     with (
         torch.random.fork_rng([x.device] if x.is_cuda else []),
         other_generators_kept(),
-        overridden(inside, "calls", seed),
+        call.overridden(inside, "calls", seed),
     ):
         torch.manual_seed(seed)
         random.seed(seed)
@@ -200,8 +205,8 @@ def lent(module: nn.Module, seed: int, x: Tensor) -> Iterator[None]:
     """
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     with (
-        overridden(weights, "requires_grad", value=False),
-        eval_mode(module) if module.training else nullcontext(),
+        call.overridden(weights, "requires_grad", value=False),
+        call.eval_mode(module) if module.training else nullcontext(),
         seeded(seed, module, x),
         torch.enable_grad(),
     ):
@@ -217,37 +222,15 @@ def base_of(module: nn.Module) -> nn.Module:
 
 
 def _answer(module: nn.Module, x: Tensor) -> Tensor:
-    out = logits_of(module, x, as_it_is=True)
-    refuse_probabilities(out)
+    out = call.logits_of(module, x, as_it_is=True)
+    call.refuse_probabilities(out)
     return torch.log_softmax(out, dim=1)
-
-
-def _kind(module: nn.Module, x: Tensor) -> Kind:
-    """Classify a module: ours, without randomness, or random for each row or for each call.
-
-    A module that draws from a global generator is random, even if its answers happen to be the
-    same; one that does not may still have a generator of its own.
-    """
-    if isinstance(module, Defense):
-        return "ours" if module.fresh else "frozen"
-
-    with torch.no_grad(), seeded(0, module, x):
-        before = _states()
-        pairs = [_answer(module, torch.cat([x, x])).chunk(2) for _ in range(_PROBES)]
-        draws = _states() != before
-
-    def same(a: Tensor, b: Tensor) -> bool:
-        return torch.allclose(a, b, rtol=1e-4, atol=1e-5)
-
-    if not all(same(a, b) for a, b in pairs):
-        return "rows"
-    return "call" if draws or not all(same(a, pairs[0][0]) for a, _ in pairs) else "fixed"
 
 
 def _states() -> tuple[bytes, str, str]:
     """Return the states of the global generators, for comparison."""
-    kept = random.getstate(), np.random.get_state()  # noqa: NPY002
-    return torch.get_rng_state().numpy().tobytes(), repr(kept[0]), repr(kept[1])
+    others = repr(random.getstate()), repr(np.random.get_state())  # noqa: NPY002
+    return torch.get_rng_state().numpy().tobytes(), *others
 
 
 #: Of an attack's own passes through F, in Lightning Fabric's words.
@@ -267,7 +250,7 @@ def accelerate(
     if precision not in (known := get_args(Precision)):
         raise unknown_name("precision", precision, known)
     defense = model if isinstance(model, Defense) else None
-    base = check_model(model) if defense is None else defense.model
+    base = call.check_model(model) if defense is None else defense.model
     images *= 1 if defense is None else defense.draws
     if not pays(base, images=images) or QueryModel(base, x).is_random:
         return model

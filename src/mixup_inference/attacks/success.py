@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,7 @@ from mixup_inference.utils.progress import SILENT, Progress
 from mixup_inference.validation import check_images, check_index, check_int, check_labels
 
 
-@dataclass(frozen=True)
-class Points:
+class Points(NamedTuple):
     """Images, labels, and positions in their data set, checked and on one device."""
 
     x: Tensor
@@ -56,8 +55,7 @@ def judge(
     can be chosen on one stream and reported on another. With ``ranks`` several processes share the
     points, and each gets all answers.
     """
-    points = check_points(x, y, index)
-    x, y, index = points.x, points.y, points.index
+    x, y, index = check_points(x, y, index)
     repeats = check_int(repeats, what="repeats", least=1)
     check_int(batch_size, what="batch_size", least=1)
     if isinstance(defense, MixupDetector) and defense.threshold is None:
