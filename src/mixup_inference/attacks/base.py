@@ -147,6 +147,24 @@ class Batch:
         self.tick()
         return found
 
+    def accept(self, title: str, images: Tensor, *, bounded: bool = True) -> Tensor:
+        """Project images that others made; warn if they left the ball although told of it.
+
+        Pixels that are NaN or infinite stay as they were in x.
+        """
+        if images.shape != self.x.shape:
+            raise InputError(
+                f"{title} gave shape {tuple(images.shape)}, not {tuple(self.x.shape)}."
+            )
+        images = torch.where(images.isfinite(), images, self.x)
+        inside = self.threat_model.project(self.x, images)
+        far = float((images - inside).abs().max())
+        if bounded and far > _SLACK:
+            ball = f"the {self.threat_model.norm} ball"
+            words = f"{title} left {ball} by {far:.2g} in a pixel; it was put back."
+            warnings.warn(words, MixupInferenceWarning, stacklevel=2)
+        return inside
+
 
 @dataclass(frozen=True)
 class Method:
@@ -301,25 +319,3 @@ def _targets(
         classes = model.log_probs(x[:1], index[:1], draws, "classes").shape[2]
     check_labels(y, count=len(x), classes=classes)
     return random_targets(y, classes, seed=options.seed, index=index)
-
-
-def within_threat_model(
-    title: str, batch: Batch, images: Tensor, *, bounded: bool = True
-) -> Tensor:
-    """Project images that others made; warn if they left the ball although they were told of it.
-
-    Pixels that are NaN or infinite stay as they were in x.
-    """
-    if images.shape != batch.x.shape:
-        raise InputError(f"{title} gave shape {tuple(images.shape)}, not {tuple(batch.x.shape)}.")
-    images = torch.where(images.isfinite(), images, batch.x)
-    inside = batch.threat_model.project(batch.x, images)
-    far = float((images - inside).abs().max())
-    if bounded and far > _SLACK:
-        norm = batch.threat_model.norm
-        warnings.warn(
-            f"{title} left the {norm} ball by {far:.2g} in a pixel; it was put back.",
-            MixupInferenceWarning,
-            stacklevel=2,
-        )
-    return inside

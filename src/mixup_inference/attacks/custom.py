@@ -10,14 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.attacks.base import (
-    AttackResult,
-    Batch,
-    BatchResult,
-    Method,
-    run,
-    within_threat_model,
-)
+from mixup_inference.attacks.base import AttackResult, Batch, BatchResult, Method, run
 from mixup_inference.attacks.options import OPTIONS, AttackOptions
 from mixup_inference.attacks.query import lent
 from mixup_inference.draws import derive_seed
@@ -70,16 +63,14 @@ def run_custom(
                 f"{name} must return a tensor of images or an AttackResult; saw "
                 f"{type(out).__name__}."
             )
-        bounded = "eps" in names
-        examples = within_threat_model(name, batch, out.detach().to(batch.x), bounded=bounded)
+        examples = batch.accept(name, out.detach().to(batch.x), bounded="eps" in names)
         batch.tick()
         first = batch.loss(batch.x, "ce", given["draws"], "first")
         last = batch.loss(examples, "ce", given["draws"], "last")
         return BatchResult(examples, last, torch.stack([first, last]))
 
     method = Method(name, attack_batch, queries=lambda _: 1, fold=False)
-    draws = settings.get("draws", DRAWS)
-    return run(method, defense, x, y, {**settings, "draws": draws}, options)
+    return run(method, defense, x, y, {"draws": DRAWS, **settings}, options)
 
 
 def is_custom(function: Callable[..., Any]) -> bool:

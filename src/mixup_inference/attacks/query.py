@@ -19,7 +19,14 @@ from torch import Tensor, nn
 from mixup_inference.defenses import Defense, mean_prediction
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import unknown_name
-from mixup_inference.models import call
+from mixup_inference.models.call import (
+    Passes,
+    check_model,
+    eval_mode,
+    logits_of,
+    overridden,
+    refuse_probabilities,
+)
 from mixup_inference.models.folding import faster, pays
 
 Kind = Literal["ours", "frozen", "fixed", "rows", "call"]
@@ -45,12 +52,12 @@ class QueryModel:
     """
 
     def __init__(self, module: nn.Module, x: Tensor, *, seed: int = 0) -> None:
-        self.module = call.check_model(module)
+        self.module = check_model(module)
         self.seed = seed
         if isinstance(module, Defense):
             module.prepare()  # not a cost of the attack
         self._probe = x[:4]
-        self.passes = call.Passes()
+        self.passes = Passes()
 
     @cached_property
     def kind(self) -> Kind:
@@ -93,11 +100,11 @@ class QueryModel:
         Without ``draws`` it is the module's own answer in eval mode, with draws of its own choice.
         """
         if draws is None:
-            return torch.log_softmax(call.logits_of(self.module, x), dim=1)[:, None]
+            return torch.log_softmax(logits_of(self.module, x), dim=1)[:, None]
         if self.kind == "ours":
             assert isinstance(self.module, Defense)
             name = repr(("attack", self.seed, *stream))
-            with call.eval_mode(self.module):
+            with eval_mode(self.module):
                 return self.module.draw(x, draws, index=index, stream=name)
         if not self.is_random:
             return _answer(self.module, x)[:, None]
@@ -153,7 +160,7 @@ class Frozen(nn.Module):
         """Log-probabilities, shape (batch, classes)."""
         inside = [part for part in self.module.modules() if isinstance(part, Defense)]
         out = []
-        with call.overridden(inside, "fresh", value=False):
+        with overridden(inside, "fresh", value=False):
             for image in x.split(1):
                 with seeded(self.seed, self.module, x):
                     out.append(_answer(self.module, image))
@@ -189,7 +196,7 @@ def seeded(seed: int, module: nn.Module, x: Tensor) -> Iterator[None]:
     with (
         torch.random.fork_rng([x.device] if x.is_cuda else []),
         other_generators_kept(),
-        call.overridden(inside, "calls", seed),
+        overridden(inside, "calls", seed),
     ):
         torch.manual_seed(seed)
         random.seed(seed)
@@ -205,8 +212,8 @@ def lent(module: nn.Module, seed: int, x: Tensor) -> Iterator[None]:
     """
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     with (
-        call.overridden(weights, "requires_grad", value=False),
-        call.eval_mode(module) if module.training else nullcontext(),
+        overridden(weights, "requires_grad", value=False),
+        eval_mode(module) if module.training else nullcontext(),
         seeded(seed, module, x),
         torch.enable_grad(),
     ):
@@ -222,8 +229,8 @@ def base_of(module: nn.Module) -> nn.Module:
 
 
 def _answer(module: nn.Module, x: Tensor) -> Tensor:
-    out = call.logits_of(module, x, as_it_is=True)
-    call.refuse_probabilities(out)
+    out = logits_of(module, x, as_it_is=True)
+    refuse_probabilities(out)
     return torch.log_softmax(out, dim=1)
 
 
@@ -250,7 +257,7 @@ def accelerate(
     if precision not in (known := get_args(Precision)):
         raise unknown_name("precision", precision, known)
     defense = model if isinstance(model, Defense) else None
-    base = call.check_model(model) if defense is None else defense.model
+    base = check_model(model) if defense is None else defense.model
     images *= 1 if defense is None else defense.draws
     if not pays(base, images=images) or QueryModel(base, x).is_random:
         return model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,8 @@ from mixup_inference.utils.progress import SILENT, Progress
 from mixup_inference.validation import check_images, check_index, check_int, check_labels
 
 
-class Points(NamedTuple):
+@dataclass(frozen=True)
+class Points:
     """Images, labels, and positions in their data set, checked and on one device."""
 
     x: Tensor
@@ -55,7 +56,8 @@ def judge(
     can be chosen on one stream and reported on another. With ``ranks`` several processes share the
     points, and each gets all answers.
     """
-    x, y, index = check_points(x, y, index)
+    points = check_points(x, y, index)
+    x, y, index = points.x, points.y, points.index
     repeats = check_int(repeats, what="repeats", least=1)
     check_int(batch_size, what="batch_size", least=1)
     if isinstance(defense, MixupDetector) and defense.threshold is None:
