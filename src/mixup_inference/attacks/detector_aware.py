@@ -16,9 +16,8 @@ from mixup_inference.attacks.pgd import ascend
 from mixup_inference.attacks.query import QueryModel
 from mixup_inference.attacks.success import judge
 from mixup_inference.attacks.threat_model import Schedule, gradient_ascent, gradient_of, per_sample
-from mixup_inference.defenses.combined import CombinedInference
+from mixup_inference.defenses import CombinedInference, MixupInference
 from mixup_inference.defenses.gap import gap
-from mixup_inference.defenses.mixup import MixupInference
 from mixup_inference.detection import MixupDetector
 from mixup_inference.errors import InputError
 from mixup_inference.validation import check_labels

@@ -14,7 +14,7 @@ from mixup_inference.attacks.base import AttackResult
 from mixup_inference.attacks.custom import is_custom, run_custom
 from mixup_inference.attacks.detector_aware import detector_aware
 from mixup_inference.attacks.external import LIBRARIES, check_peer, is_library, peer_attack
-from mixup_inference.attacks.options import check_types, parse_options, settings_of
+from mixup_inference.attacks.options import check_types, settings_of
 from mixup_inference.attacks.paper import official_adaptive, paper_adaptive
 from mixup_inference.attacks.pgd import eot_pgd, frozen
 from mixup_inference.attacks.square import square_eot
@@ -190,7 +190,7 @@ def run_attack(
     entry = get_attack(name)
     entry.check(settings)
     if is_custom(entry.function):
-        return run_custom(name, entry.function, defense, x, y, settings, parse_options(options))
+        return run_custom(name, entry.function, defense, x, y, settings, **options)
     if entry.is_external:
         theirs = dict(settings)
         draws = {"draws": theirs.pop("draws")} if "draws" in theirs else {}
