@@ -197,12 +197,11 @@ def attack(title: str, **about: Any) -> Callable[[Callable[..., BatchResult]], A
     """
 
     def decorate(function: Callable[..., BatchResult]) -> Callable[..., AttackResult]:
-        method, own = Method(title, function, **about), settings_of(function)
+        method = Method(title, function, **about)
 
         @wraps(function)
         def call(defense: nn.Module, x: Tensor, y: Tensor, **keywords: Any) -> AttackResult:
-            settings = own | {name: keywords.pop(name) for name in own.keys() & keywords.keys()}
-            return run(method, defense, x, y, settings, parse_options(keywords, own))
+            return run(method, defense, x, y, **keywords)
 
         points = list(inspect.signature(call, follow_wrapped=False).parameters.values())[:3]
         settings = list(inspect.signature(function).parameters.values())[1:]
@@ -218,14 +217,12 @@ def attack(title: str, **about: Any) -> Callable[[Callable[..., BatchResult]], A
 
 @timed(Stage.ATTACKING)
 def run(
-    method: Method,
-    defense: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    settings: Mapping[str, Any],
-    options: AttackOptions,
+    method: Method, defense: nn.Module, x: Tensor, y: Tensor, /, **keywords: Any
 ) -> AttackResult:
     """Attack all points and evaluate the success of the examples on fresh draws."""
+    own = settings_of(method.function)
+    settings = own | {name: keywords.pop(name) for name in own.keys() & keywords.keys()}
+    options = parse_options(keywords, own)
     points = check_points(x, y, options.index)
     found, passes = perturb(method, defense, points, settings, options)
     examples = torch.cat([one.examples for one in found]).detach().to(x.device)
