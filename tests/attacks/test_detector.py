@@ -102,13 +102,13 @@ def test_until_f_is_wrong_the_selective_path_is_that_of_pgd(detector, points):
 @pytest.mark.parametrize("method", METHODS)
 def test_one_step_goes_where_the_method_says(monkeypatch, method, norm):
     looks = []
-    look = module._Gate.query
+    look = module._query
 
-    def spy(self, batch, image, *rest):
+    def spy(batch, image, *rest):
         looks.append(image.detach())
-        return look(self, batch, image, *rest)
+        return look(batch, image, *rest)
 
-    monkeypatch.setattr(module._Gate, "query", spy)
+    monkeypatch.setattr(module, "_query", spy)
     settings = {"eps": 0.5, "step": 0.05, "steps": 1, "draws": 3, "norm": norm}
     detector_aware(tiny(), X, Y, method=method, weight=3.0, **settings)
     start = looks[0].requires_grad_()
@@ -138,14 +138,14 @@ def test_one_step_goes_where_the_method_says(monkeypatch, method, norm):
 
 def test_of_the_iterates_that_f_has_wrong_the_one_with_the_lowest_gap_is_kept(monkeypatch):
     seen = []
-    look = module._Gate.query
+    look = module._query
 
-    def spy(self, batch, image, *rest):
-        log_p, gap = look(self, batch, image, *rest)
+    def spy(batch, image, *rest):
+        log_p, gap = look(batch, image, *rest)
         seen.append((image.detach(), log_p.detach()[:, 0].exp(), gap.detach()))
         return log_p, gap
 
-    monkeypatch.setattr(module._Gate, "query", spy)
+    monkeypatch.setattr(module, "_query", spy)
     result = detector_aware(tiny(), X, Y, **SMALL)
     kept, stubborn = [], 0
     for point in range(9):
@@ -314,8 +314,8 @@ def test_frozen_combined_is_attacked_on_its_own_draws(trained, pool, points):
 def test_the_gap_of_a_frozen_defence_is_the_one_that_decides_its_answer():
     combined = CombinedInference(MODEL, POOL, draws=4).frozen()
     victim = SimpleNamespace(module=combined)
-    batch = SimpleNamespace(model=victim, seed=0, index=torch.arange(9) + 4, y=Y)
-    log_p, gap = module._gate(combined).query(batch, X, 99)
+    batch = SimpleNamespace(model=victim, seed=0, index=torch.arange(9) + 4, y=Y, prepared=combined)
+    log_p, gap = module._query(batch, X, 99)
     ranked = gap.detach().sort().values
     for count in range(1, 9):  # so many stay under the threshold, and keep F's answer
         combined.threshold = float(ranked[count - 1] + ranked[count]) / 2

@@ -215,13 +215,15 @@ def test_leaving_the_ball_is_noticed(monkeypatch):
         out[0, 0, 0, 0] = torch.nan
         return out
 
-    monkeypatch.setitem(external.RUNNERS, "foolbox", astray)
+    foolbox = external.LIBRARIES["foolbox"]
+    monkeypatch.setitem(external.LIBRARIES, "foolbox", foolbox._replace(run=astray))
     with pytest.warns(MixupInferenceWarning, match=r"LinfPGD left the linf ball by 0\.[0-9]+"):
         result = peer_attack(MODEL, X, Y, eps=0.1)
     expected = (X + 0.1).clamp(max=1)
     expected[0, 0, 0, 0] = X[0, 0, 0, 0]
     torch.testing.assert_close(result.examples, expected)
-    monkeypatch.setitem(external.RUNNERS, "foolbox", lambda job: job.x[:, :, 1:])
+    cropped = foolbox._replace(run=lambda job: job.x[:, :, 1:])
+    monkeypatch.setitem(external.LIBRARIES, "foolbox", cropped)
     with pytest.raises(InputError, match=r"gave shape \(6, 1, 5, 6\), not \(6, 1, 6, 6\)"):
         peer_attack(MODEL, X, Y)
 

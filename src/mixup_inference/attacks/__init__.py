@@ -1,69 +1,42 @@
 """Attacks on a classifier or on a defence, which is a classifier too."""
 
-from mixup_inference.attacks.apgd import apgd_eot
-from mixup_inference.attacks.base import AttackResult
-from mixup_inference.attacks.detector_aware import detector_aware
-from mixup_inference.attacks.external import check_peer, peer_attack, peer_names
-from mixup_inference.attacks.losses import LOSSES
-from mixup_inference.attacks.options import AttackOptions
-from mixup_inference.attacks.paper import official_adaptive, paper_adaptive
-from mixup_inference.attacks.pgd import eot_pgd, frozen, pgd
-from mixup_inference.attacks.query import Averaged, Precision, QueryModel, base_of, freeze
-from mixup_inference.attacks.registry import (
-    ATTACKS,
-    THREAT_MODELS,
-    AttackEntry,
-    attack_title,
-    check_settings,
-    get_attack,
-    is_library,
-    library_version,
-    run_attack,
-    suite,
-)
-from mixup_inference.attacks.square import square_eot
-from mixup_inference.attacks.success import judge
-from mixup_inference.attacks.threat_model import ThreatModel, random_targets
-from mixup_inference.attacks.transfer import transfer
-from mixup_inference.utils.renaming import renamed
+from mixup_inference.attacks.apgd import apgd_eot as apgd_eot
+from mixup_inference.attacks.base import AttackResult as AttackResult
+from mixup_inference.attacks.detector_aware import detector_aware as detector_aware
+from mixup_inference.attacks.external import check_peer as check_peer
+from mixup_inference.attacks.external import is_library as is_library
+from mixup_inference.attacks.external import library_version as library_version
+from mixup_inference.attacks.external import peer_attack as peer_attack
+from mixup_inference.attacks.external import peer_names as peer_names
+from mixup_inference.attacks.losses import LOSSES as LOSSES
+from mixup_inference.attacks.options import AttackOptions as AttackOptions
+from mixup_inference.attacks.paper import official_adaptive as official_adaptive
+from mixup_inference.attacks.paper import paper_adaptive as paper_adaptive
+from mixup_inference.attacks.pgd import eot_pgd as eot_pgd
+from mixup_inference.attacks.pgd import frozen as frozen
+from mixup_inference.attacks.pgd import pgd as pgd
+from mixup_inference.attacks.query import Averaged as Averaged
+from mixup_inference.attacks.query import Precision as Precision
+from mixup_inference.attacks.query import QueryModel as QueryModel
+from mixup_inference.attacks.query import base_of as base_of
+from mixup_inference.attacks.query import freeze as freeze
+from mixup_inference.attacks.registry import ATTACKS as ATTACKS
+from mixup_inference.attacks.registry import THREAT_MODELS as THREAT_MODELS
+from mixup_inference.attacks.registry import AttackEntry as AttackEntry
+from mixup_inference.attacks.registry import attack_title as attack_title
+from mixup_inference.attacks.registry import check_settings as check_settings
+from mixup_inference.attacks.registry import get_attack as get_attack
+from mixup_inference.attacks.registry import run_attack as run_attack
+from mixup_inference.attacks.registry import suite as suite
+from mixup_inference.attacks.square import square_eot as square_eot
+from mixup_inference.attacks.success import judge as judge
+from mixup_inference.attacks.threat_model import ThreatModel as ThreatModel
+from mixup_inference.attacks.threat_model import random_targets as random_targets
+from mixup_inference.attacks.transfer import transfer as transfer
+from mixup_inference.utils import renaming
 
-__all__ = [
-    "ATTACKS",
-    "LOSSES",
-    "THREAT_MODELS",
-    "AttackEntry",
-    "AttackOptions",
-    "AttackResult",
-    "Averaged",
-    "Precision",
-    "QueryModel",
-    "ThreatModel",
-    "apgd_eot",
-    "attack_title",
-    "base_of",
-    "check_peer",
-    "check_settings",
-    "detector_aware",
-    "eot_pgd",
-    "freeze",
-    "frozen",
-    "get_attack",
-    "is_library",
-    "judge",
-    "library_version",
-    "official_adaptive",
-    "paper_adaptive",
-    "peer_attack",
-    "peer_names",
-    "pgd",
-    "random_targets",
-    "run_attack",
-    "square_eot",
-    "suite",
-    "transfer",
-]
-
-__getattr__ = renamed(
+__all__ = renaming.public_names(globals())  # noqa: PLE0605
+__getattr__ = renaming.renamed(
     __name__,
     {
         "Attacked": "mixup_inference.attacks:AttackResult",

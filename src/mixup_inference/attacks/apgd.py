@@ -98,7 +98,7 @@ def _ascend(
 ) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """Run APGD (Algorithm 1): return the best iterate and the last, and the losses of all."""
     paired = fresh and batch.model.is_random
-    windows = _windows(steps)
+    x, threat_model, windows = batch.x, batch.threat_model, _windows(steps)
     image = last = previous = best = start
     now, gradient = batch.loss_and_gradient(start, loss, draws, "apgd", number, 0)
     best_gradient, best_loss, trace = gradient, now, [now]
@@ -107,7 +107,11 @@ def _ascend(
     rises, improved, halved = torch.zeros_like(now), none, ~none
     for step in range(1, steps + 1):
         stream = ("apgd", number, step if fresh else 0)
-        image, previous = _move(batch, image, previous, gradient, size, first=step == 1), image
+        ahead = threat_model.project(x, threat_model.step(image, gradient, size))
+        if step > 1:  # with a quarter of the last displacement as momentum
+            ahead = image + 0.75 * (ahead - image) + 0.25 * (image - previous)
+            ahead = threat_model.project(x, ahead)
+        image, previous = ahead, image
         now, gradient = batch.loss_and_gradient(image, loss, draws, *stream)
         before = trace[-1]
         if paired:
@@ -126,17 +130,6 @@ def _ascend(
             gradient = torch.where(per_sample(halve), best_gradient, gradient)
             rises, improved, halved = torch.zeros_like(now), none, halve
     return (best, last), torch.stack(trace)
-
-
-def _move(
-    batch: Batch, image: Tensor, previous: Tensor, gradient: Tensor, size: Tensor, *, first: bool
-) -> Tensor:
-    """Take a projected step, with a quarter of the last displacement as momentum."""
-    x, threat_model = batch.x, batch.threat_model
-    ahead = threat_model.project(x, threat_model.step(image, gradient, size))
-    if first:
-        return ahead
-    return threat_model.project(x, image + 0.75 * (ahead - image) + 0.25 * (image - previous))
 
 
 def _windows(steps: int) -> dict[int, int]:

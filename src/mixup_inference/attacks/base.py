@@ -19,14 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from mixup_inference.attacks.losses import get_loss
-from mixup_inference.attacks.options import (
-    OPTIONS,
-    AttackOptions,
-    check_types,
-    parse_options,
-    settings_of,
-)
-from mixup_inference.attacks.query import QueryModel, accelerate
+from mixup_inference.attacks.options import AttackOptions, check_types, parse_options, settings_of
+from mixup_inference.attacks.query import QueryModel, accelerate, base_of
 from mixup_inference.attacks.success import Points, check_points, judge
 from mixup_inference.attacks.threat_model import (
     ThreatModel,
@@ -40,7 +34,7 @@ from mixup_inference.defenses import Defense, within_memory
 from mixup_inference.detection import MixupDetector
 from mixup_inference.draws import make_key
 from mixup_inference.errors import InputError, MixupInferenceWarning
-from mixup_inference.models.call import Passes, batch_for
+from mixup_inference.models.call import Passes, batch_for, count_passes
 from mixup_inference.utils.profiling import Stage, timed
 from mixup_inference.validation import check_labels, check_number
 
@@ -153,6 +147,24 @@ class Batch:
         self.tick()
         return found
 
+    def accept(self, title: str, images: Tensor, *, bounded: bool = True) -> Tensor:
+        """Project images that others made; warn if they left the ball although told of it.
+
+        Pixels that are NaN or infinite stay as they were in x.
+        """
+        if images.shape != self.x.shape:
+            raise InputError(
+                f"{title} gave shape {tuple(images.shape)}, not {tuple(self.x.shape)}."
+            )
+        images = torch.where(images.isfinite(), images, self.x)
+        inside = self.threat_model.project(self.x, images)
+        far = float((images - inside).abs().max())
+        if bounded and far > _SLACK:
+            ball = f"the {self.threat_model.norm} ball"
+            words = f"{title} left {ball} by {far:.2g} in a pixel; it was put back."
+            warnings.warn(words, MixupInferenceWarning, stacklevel=2)
+        return inside
+
 
 @dataclass(frozen=True)
 class Method:
@@ -177,7 +189,7 @@ class Method:
     fold: bool = True
 
 
-def attack(title: str, **method: Any) -> Callable[[Callable[..., BatchResult]], Any]:
+def attack(title: str, **about: Any) -> Callable[[Callable[..., BatchResult]], Any]:
     """Turn a function ``(batch, *, settings) -> BatchResult`` into a public attack; see ``Method``.
 
     The attack is called as ``(defense, x, y, *, settings, **options)``; unknown keywords raise
@@ -185,44 +197,32 @@ def attack(title: str, **method: Any) -> Callable[[Callable[..., BatchResult]], 
     """
 
     def decorate(function: Callable[..., BatchResult]) -> Callable[..., AttackResult]:
-        runner = Method(title, function, **method)
-        own = settings_of(function)
+        method = Method(title, function, **about)
 
         @wraps(function)
         def call(defense: nn.Module, x: Tensor, y: Tensor, **keywords: Any) -> AttackResult:
-            options = parse_options({k: v for k, v in keywords.items() if k not in own}, own)
-            settings = own | {name: keywords[name] for name in own.keys() & keywords.keys()}
-            return run(runner, defense, x, y, settings, options)
+            return run(method, defense, x, y, **keywords)
 
-        call.__signature__ = _signature(function)  # type: ignore[attr-defined]
+        points = list(inspect.signature(call, follow_wrapped=False).parameters.values())[:3]
+        settings = list(inspect.signature(function).parameters.values())[1:]
+        options = inspect.signature(AttackOptions).parameters.values()
+        call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [*points, *settings, *options], return_annotation=AttackResult
+        )
         call.__doc__ = (function.__doc__ or "").replace(_BATCH, _POINTS)
         return call
 
     return decorate
 
 
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of the public attack: settings first, then the options."""
-    kind = inspect.Parameter
-    own = inspect.signature(function).parameters.values()
-    return inspect.Signature(
-        [kind(name, kind.POSITIONAL_OR_KEYWORD) for name in ("defense", "x", "y")]
-        + [p for p in own if p.kind is p.KEYWORD_ONLY]
-        + [kind(name, kind.KEYWORD_ONLY, default=value) for name, value in OPTIONS.items()],
-        return_annotation=AttackResult,
-    )
-
-
 @timed(Stage.ATTACKING)
 def run(
-    method: Method,
-    defense: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    settings: Mapping[str, Any],
-    options: AttackOptions,
+    method: Method, defense: nn.Module, x: Tensor, y: Tensor, /, **keywords: Any
 ) -> AttackResult:
     """Attack all points and evaluate the success of the examples on fresh draws."""
+    own = settings_of(method.function)
+    settings = own | {name: keywords.pop(name) for name in own.keys() & keywords.keys()}
+    options = parse_options(keywords, own)
     points = check_points(x, y, options.index)
     found, passes = perturb(method, defense, points, settings, options)
     examples = torch.cat([one.examples for one in found]).detach().to(x.device)
@@ -271,7 +271,8 @@ def perturb(
         _batch_rows(model, x, draws, method.copies(call), options.batch_size)
     )
     task = options.progress.task(method.title.format(**settings), total=len(parts) * queries)
-    with task as progress, model.counting(), torch.no_grad():
+    counting = count_passes(base_of(model.module), model.passes)
+    with task as progress, counting, torch.no_grad():
 
         def attack_part(rows: Tensor) -> Any:
             batch = Batch(
@@ -315,25 +316,3 @@ def _targets(
         classes = model.log_probs(x[:1], index[:1], draws, "classes").shape[2]
     check_labels(y, count=len(x), classes=classes)
     return random_targets(y, classes, seed=options.seed, index=index)
-
-
-def within_threat_model(
-    title: str, batch: Batch, images: Tensor, *, bounded: bool = True
-) -> Tensor:
-    """Project images that others made; warn if they left the ball although they were told of it.
-
-    Pixels that are NaN or infinite stay as they were in x.
-    """
-    if images.shape != batch.x.shape:
-        raise InputError(f"{title} gave shape {tuple(images.shape)}, not {tuple(batch.x.shape)}.")
-    images = torch.where(images.isfinite(), images, batch.x)
-    inside = batch.threat_model.project(batch.x, images)
-    far = float((images - inside).abs().max())
-    if bounded and far > _SLACK:
-        norm = batch.threat_model.norm
-        warnings.warn(
-            f"{title} left the {norm} ball by {far:.2g} in a pixel; it was put back.",
-            MixupInferenceWarning,
-            stacklevel=2,
-        )
-    return inside

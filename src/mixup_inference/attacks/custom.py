@@ -10,15 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.attacks.base import (
-    AttackResult,
-    Batch,
-    BatchResult,
-    Method,
-    run,
-    within_threat_model,
-)
-from mixup_inference.attacks.options import OPTIONS, AttackOptions
+from mixup_inference.attacks.base import AttackResult, Batch, BatchResult, attack
+from mixup_inference.attacks.options import OPTIONS
 from mixup_inference.attacks.query import lent
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import InputError
@@ -34,7 +27,7 @@ def run_custom(
     x: Tensor,
     y: Tensor,
     settings: Mapping[str, Any],
-    options: AttackOptions,
+    **options: Any,
 ) -> AttackResult:
     """Run ``function(defense, x, y, *, eps, ..., **settings)``, which returns adversarial images.
 
@@ -46,17 +39,18 @@ def run_custom(
     """
     names = inspect.signature(function).parameters
 
-    def attack_batch(batch: Batch, **given: Any) -> BatchResult:
+    @attack(name, queries=lambda _: 1, fold=False)
+    def run(batch: Batch, *, draws: int) -> BatchResult:
         if batch.target is not None and "targets" not in names:
             raise InputError(f"{name} cannot be targeted: it has no keyword argument targets.")
-        options = {
+        ours = {
             "eps": batch.threat_model.eps,
             "norm": batch.threat_model.norm,
             "seed": batch.seed,
             "index": batch.index,
             "targets": batch.target,
         }
-        keywords = {key: value for key, value in options.items() if key in names} | dict(settings)
+        keywords = {key: value for key, value in ours.items() if key in names} | dict(settings)
         passes, before = batch.model.passes, replace(batch.model.passes)
         module = batch.model.module
         with lent(module, derive_seed(batch.seed, "custom", name, int(batch.index[0])), batch.x):
@@ -70,16 +64,14 @@ def run_custom(
                 f"{name} must return a tensor of images or an AttackResult; saw "
                 f"{type(out).__name__}."
             )
-        bounded = "eps" in names
-        examples = within_threat_model(name, batch, out.detach().to(batch.x), bounded=bounded)
+        examples = batch.accept(name, out.detach().to(batch.x), bounded="eps" in names)
         batch.tick()
-        first = batch.loss(batch.x, "ce", given["draws"], "first")
-        last = batch.loss(examples, "ce", given["draws"], "last")
+        first = batch.loss(batch.x, "ce", draws, "first")
+        last = batch.loss(examples, "ce", draws, "last")
         return BatchResult(examples, last, torch.stack([first, last]))
 
-    method = Method(name, attack_batch, queries=lambda _: 1, fold=False)
-    draws = settings.get("draws", DRAWS)
-    return run(method, defense, x, y, {**settings, "draws": draws}, options)
+    result: AttackResult = run(defense, x, y, draws=settings.get("draws", DRAWS), **options)
+    return result
 
 
 def is_custom(function: Callable[..., Any]) -> bool:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from mixup_inference.attacks.base import Batch, BatchResult, attack
-from mixup_inference.attacks.losses import get_loss
+from mixup_inference.attacks.losses import cross_entropy
+from mixup_inference.attacks.losses import margin as lead_of
 from mixup_inference.attacks.options import Count, Natural, NotNegative, Range
 from mixup_inference.attacks.pgd import ascend
 from mixup_inference.attacks.query import QueryModel
 from mixup_inference.attacks.success import judge
 from mixup_inference.attacks.threat_model import Schedule, gradient_ascent, gradient_of, per_sample
-from mixup_inference.defenses.combined import CombinedInference
-from mixup_inference.defenses.gap import Convention, gap
-from mixup_inference.defenses.mixup import MixupInference
+from mixup_inference.defenses import CombinedInference, MixupInference
+from mixup_inference.defenses.gap import gap
 from mixup_inference.detection import MixupDetector
 from mixup_inference.errors import InputError
 from mixup_inference.validation import check_labels
@@ -28,10 +28,23 @@ Method = Literal["selective", "orthogonal", "lagrangian"]
 CHOOSING = 5
 
 
+def _checked(call: Any) -> MixupDetector | CombinedInference:
+    """Return the detector under attack: an input passes if its gap is not above the threshold."""
+    detector = call.defense
+    if not isinstance(detector, MixupDetector | CombinedInference):
+        raise InputError(
+            "detector_aware attacks a MixupDetector or a CombinedInference; saw "
+            f"{type(detector).__name__}. For other defences use eot_pgd."
+        )
+    if detector.threshold is None:
+        raise InputError("the detector has no threshold; call calibrate(x_clean) first.")
+    return detector
+
+
 @attack(
     "detector-aware",
     queries=lambda call: call.steps * (1 if isinstance(call.defense, MixupDetector) else 2),
-    prepare=lambda call: _gate(call.defense),
+    prepare=_checked,
 )
 def detector_aware(
     batch: Batch,
@@ -76,109 +89,75 @@ def detector_aware(
         **options: see ``AttackOptions``.
     """
     sizes = batch.step_sizes(step, steps, schedule)
-    plan = _Plan(batch.prepared, sizes, draws, method, weight, margin)
+    evading = _evade(batch, sizes, draws, method, weight, margin)
     if isinstance(batch.model.module, CombinedInference):
-        return _either(plan, batch)
-    return plan.evade(batch)
+        return _either(batch, evading.examples, sizes, draws)
+    return evading
 
 
-@dataclass(frozen=True)
-class _Gate:
-    """An input passes if its gap does not exceed the threshold."""
+def _evade(
+    batch: Batch, sizes: list[float], draws: int, method: Method, weight: float, margin: float
+) -> BatchResult:
+    """Find examples that are misclassified and not detected."""
+    best, highest = batch.x, torch.full_like(batch.x[:, 0, 0, 0], -torch.inf)
+    losses: list[Tensor] = []
 
-    threshold: float
-    convention: Convention
+    def keep(image: Tensor, log_p: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep the best images; return where F is wrong, and a loss: positive if not detected."""
+        nonlocal best, highest
+        lead = lead_of(log_p, batch.y, batch.target)
+        rank = torch.where(lead > margin, 2 - score, lead)  # wrong ones first
+        higher = rank > highest
+        best = torch.where(per_sample(higher), image, best)
+        highest = torch.where(higher, rank, highest)
+        return lead > margin, torch.minimum(lead, batch.prepared.threshold - score)
 
-    def query(
-        self, batch: Batch, image: Tensor, draws: int, *stream: str | int
-    ) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities of F, shape (points, 1, classes), and the gap over the draws."""
-        attacked = batch.model.module
-        inference = attacked.detector if isinstance(attacked, CombinedInference) else attacked
-        assert isinstance(inference, MixupInference)
-        if isinstance(attacked, CombinedInference) and not attacked.fresh:
-            numbers, _ = attacked.part_numbers(image)  # those that decide its answer
-        else:
-            name = repr(("attack", batch.seed, *stream))
-            numbers = inference.numbers(image, batch.index, name, draws=draws)
-        before = inference.base_log_probs(image)
-        check_labels(batch.y, count=len(image), classes=before.shape[1])
-        after = inference.average(image, before.detach().argmax(1), numbers)
-        return before[:, None], gap(before, after, self.convention)
+    def gradient(image: Tensor, number: int) -> Tensor:
+        leaf = image.detach().requires_grad_()
+        with torch.enable_grad():
+            log_p, score = _query(batch, leaf, draws, "gap", number)
+            wrong = cross_entropy(log_p, batch.y, batch.target)
+            is_wrong, loss = keep(image, log_p.detach(), score.detach())
+            direction = _direction(method, weight, leaf, wrong, -score, is_wrong)
+        losses.append(loss)
+        batch.tick()
+        return direction
 
-
-def _gate(detector: MixupDetector | CombinedInference) -> _Gate:
-    if not isinstance(detector, MixupDetector | CombinedInference):
-        raise InputError(
-            "detector_aware attacks a MixupDetector or a CombinedInference; saw "
-            f"{type(detector).__name__}. For other defences use eot_pgd."
-        )
-    if detector.threshold is None:
-        raise InputError("the detector has no threshold; call calibrate(x_clean) first.")
-    return _Gate(detector.threshold, detector.convention)
+    for image in gradient_ascent(batch.x, batch.start(), batch.threat_model, gradient, sizes):
+        last = image
+    keep(last, *_query(batch, last, draws, "gap", len(sizes)))
+    _, loss = keep(best, *_query(batch, best, draws, "last gap"))
+    return BatchResult(best, loss, torch.stack([*losses, loss]))
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """How to pass the gate."""
+def _query(batch: Batch, image: Tensor, draws: int, *stream: str | int) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities of F, shape (points, 1, classes), and the gap over the draws."""
+    attacked = batch.model.module
+    inference = attacked.detector if isinstance(attacked, CombinedInference) else attacked
+    assert isinstance(inference, MixupInference)
+    if isinstance(attacked, CombinedInference) and not attacked.fresh:
+        numbers, _ = attacked.part_numbers(image)  # those that decide its answer
+    else:
+        name = repr(("attack", batch.seed, *stream))
+        numbers = inference.numbers(image, batch.index, name, draws=draws)
+    before = inference.base_log_probs(image)
+    check_labels(batch.y, count=len(image), classes=before.shape[1])
+    after = inference.average(image, before.detach().argmax(1), numbers)
+    return before[:, None], gap(before, after, batch.prepared.convention)
 
-    gate: _Gate
-    sizes: list[float]
-    draws: int
-    method: Method
-    weight: float
-    margin: float
 
-    def evade(self, batch: Batch) -> BatchResult:
-        """Find examples that are misclassified and not detected."""
-        best, highest = batch.x, torch.full_like(batch.x[:, 0, 0, 0], -torch.inf)
-        losses: list[Tensor] = []
-
-        def keep(image: Tensor, lead: Tensor, score: Tensor) -> None:
-            nonlocal best, highest
-            rank = torch.where(lead > self.margin, 2 - score, lead)  # wrong ones first
-            higher = rank > highest
-            best = torch.where(per_sample(higher), image, best)
-            highest = torch.where(higher, rank, highest)
-
-        def gradient(image: Tensor, number: int) -> Tensor:
-            leaf = image.detach().requires_grad_()
-            with torch.enable_grad():
-                log_p, score = self.gate.query(batch, leaf, self.draws, "gap", number)
-                wrong = get_loss("ce")(log_p, batch.y, batch.target)
-                lead = get_loss("margin")(log_p.detach(), batch.y, batch.target)
-                direction = self._direction(leaf, wrong, -score, lead > self.margin)
-            keep(image, lead, score.detach())
-            losses.append(self._loss(lead, score.detach()))
-            batch.tick()
-            return direction
-
-        image = batch.start()
-        for iterate in gradient_ascent(batch.x, image, batch.threat_model, gradient, self.sizes):
-            image = iterate
-        keep(image, *self._both(batch, image, "gap", len(self.sizes)))
-        last = self._loss(*self._both(batch, best, "last gap"))
-        return BatchResult(best, last, torch.stack([*losses, last]))
-
-    def _both(self, batch: Batch, image: Tensor, *stream: str | int) -> tuple[Tensor, Tensor]:
-        """Return by how much a wrong class leads, and the gap."""
-        log_p, score = self.gate.query(batch, image, self.draws, *stream)
-        return get_loss("margin")(log_p, batch.y, batch.target), score
-
-    def _loss(self, lead: Tensor, score: Tensor) -> Tensor:
-        """Return a loss that is positive where F is wrong and the input passes."""
-        return torch.minimum(lead, self.gate.threshold - score)
-
-    def _direction(self, leaf: Tensor, wrong: Tensor, hidden: Tensor, is_wrong: Tensor) -> Tensor:
-        """Return the direction of a step; ``wrong`` and ``hidden`` are the two goals to raise."""
-        if self.method == "lagrangian":
-            return gradient_of((wrong + self.weight * hidden).sum(), leaf)
-        if self.method == "selective":
-            return gradient_of(torch.where(is_wrong, hidden, wrong).sum(), leaf)
-        first = gradient_of(wrong.sum(), leaf, retain_graph=True)
-        second = gradient_of(hidden.sum(), leaf)
-        rows = per_sample(is_wrong)
-        return without_conflict(torch.where(rows, second, first), torch.where(rows, first, second))
+def _direction(
+    method: Method, weight: float, leaf: Tensor, wrong: Tensor, hidden: Tensor, is_wrong: Tensor
+) -> Tensor:
+    """Return the direction of a step; ``wrong`` and ``hidden`` are the two goals to raise."""
+    if method == "lagrangian":
+        return gradient_of((wrong + weight * hidden).sum(), leaf)
+    if method == "selective":
+        return gradient_of(torch.where(is_wrong, hidden, wrong).sum(), leaf)
+    first = gradient_of(wrong.sum(), leaf, retain_graph=True)
+    second = gradient_of(hidden.sum(), leaf)
+    rows = per_sample(is_wrong)
+    return without_conflict(torch.where(rows, second, first), torch.where(rows, first, second))
 
 
 def without_conflict(direction: Tensor, other: Tensor) -> Tensor:
@@ -193,27 +172,24 @@ def without_conflict(direction: Tensor, other: Tensor) -> Tensor:
     return direction - per_sample(along / square) * other
 
 
-def _either(plan: _Plan, batch: Batch) -> BatchResult:
+def _either(batch: Batch, evading: Tensor, sizes: list[float], draws: int) -> BatchResult:
     """Evade detection, or be detected and fool MI-OL: whichever fools more, point by point."""
     combined = batch.model.module
     assert isinstance(combined, CombinedInference)
     answering = batch  # a frozen one answers with its own draws: attack its whole answer
     if combined.fresh:
         answering = replace(batch, model=QueryModel(combined.defender, batch.x, seed=batch.seed))
-    ways = (
-        plan.evade(batch).examples,
-        ascend(answering, batch.start(), plan.sizes, "ce", plan.draws).examples,
-    )
+    detected = ascend(answering, batch.start(), sizes, "ce", draws).examples
     stream = repr(("attack", batch.seed, "choose"))
 
     def strength(way: Tensor) -> Tensor:
         """Count the fooled answers; ties are broken by the lead of a wrong class."""
         wrong = judge(combined, way, batch.y, repeats=CHOOSING, index=batch.index, stream=stream)
-        lead = batch.loss(way, "margin", plan.draws, "choose")
+        lead = batch.loss(way, "margin", draws, "choose")
         return wrong.sum(1).to(lead) + lead / 2
 
-    hidden, seen = map(strength, ways)
-    examples = torch.where(per_sample(seen > hidden), ways[1], ways[0])
-    first = batch.loss(batch.x, "margin", plan.draws, "first")
-    last = batch.loss(examples, "margin", plan.draws, "last")
+    stronger = strength(detected) > strength(evading)
+    examples = torch.where(per_sample(stronger), detected, evading)
+    first = batch.loss(batch.x, "margin", draws, "first")
+    last = batch.loss(examples, "margin", draws, "last")
     return BatchResult(examples, last, torch.stack([first, last]))

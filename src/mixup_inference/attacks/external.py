@@ -5,19 +5,18 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mixup_inference.attacks.base import Batch, BatchResult, within_threat_model
+from mixup_inference.attacks.base import Batch, BatchResult
 from mixup_inference.attacks.base import attack as batch_attack
-from mixup_inference.attacks.losses import get_loss
+from mixup_inference.attacks.losses import cross_entropy
 from mixup_inference.attacks.options import Count
 from mixup_inference.attacks.query import Averaged, lent, other_generators_kept
 from mixup_inference.attacks.threat_model import Norm, ThreatModel
@@ -116,12 +115,36 @@ def _autoattack(job: Job) -> Any:
     return attack.run_standard_evaluation(job.x, job.labels, batch_size=len(job.x))[0]
 
 
-RUNNERS: dict[str, Callable[[Job], Any]] = {
-    "art": _art,
-    "autoattack": _autoattack,
-    "foolbox": _foolbox,
-    "torchattacks": _torchattacks,
+class Library(NamedTuple):
+    """A library: how it runs an attack, where its attacks are, its package, how to install it."""
+
+    run: Callable[[Job], Any]
+    module: str
+    package: str
+    install: str = "pip install mixup-inference[peers]"
+
+
+LIBRARIES = {
+    "art": Library(_art, "art.attacks.evasion", "adversarial-robustness-toolbox"),
+    "autoattack": Library(_autoattack, "pyautoattack", "pyautoattack"),
+    "foolbox": Library(_foolbox, "foolbox.attacks", "foolbox"),
+    "torchattacks": Library(
+        _torchattacks, "torchattacks", "torchattacks", "pip install --no-deps torchattacks"
+    ),
 }
+
+
+def is_library(name: str) -> bool:
+    """Whether a name is ``library:Name``, another library's attack."""
+    library, colon, _ = name.partition(":")
+    return bool(colon) and library in LIBRARIES
+
+
+def library_version(name: str) -> str | None:
+    """Return the version of the library that an attack comes from; None if it is none."""
+    if not is_library(name):
+        return None
+    return importlib.metadata.version(LIBRARIES[name.partition(":")[0]].package)
 
 
 def takes(maker: Any) -> Mapping[str, inspect.Parameter]:
@@ -149,14 +172,6 @@ def norm_of(maker: Any) -> str | None:
         return "any"
     return "l2" if maker.__name__.endswith("L2") else "linf"
 
-
-#: Where the attacks of each library are, and how to install it.
-LIBRARIES = {
-    "art": ("art.attacks.evasion", "pip install mixup-inference[peers]"),
-    "autoattack": ("pyautoattack", "pip install mixup-inference[peers]"),
-    "foolbox": ("foolbox.attacks", "pip install mixup-inference[peers]"),
-    "torchattacks": ("torchattacks", "pip install --no-deps torchattacks"),
-}
 
 _VERSIONS = ["plus", "rand", "standard"]
 
@@ -212,11 +227,16 @@ def peer_attack(
     check_labels(batch.y, count=len(batch.y), classes=log_p.shape[2])
     key = derive_seed(batch.seed, "peer", attack, int(batch.index[0])) % 2**32
     job = Job(name, maker, model, batch, log_p.shape[2], key, dict(settings or {}))
-    with lent(model.module, key, batch.x), _translated(attack), timed(Stage.PEERS):
-        out: Tensor = RUNNERS[library](job).detach().to(batch.x)
-    examples = within_threat_model(attack, batch, out, bounded=norm_of(maker) is not None)
+    try:
+        with lent(model.module, key, batch.x), timed(Stage.PEERS):
+            out: Tensor = LIBRARIES[library].run(job).detach().to(batch.x)
+    except InputError:
+        raise
+    except (TypeError, ValueError, IndexError, AssertionError, NotImplementedError) as error:
+        raise InputError(f"{attack} refuses this model or these settings: {error!r}.") from error
+    examples = batch.accept(attack, out, bounded=norm_of(maker) is not None)
     batch.tick()
-    first = get_loss("ce")(log_p, batch.y, batch.target)
+    first = cross_entropy(log_p, batch.y, batch.target)
     last = batch.loss(examples, "ce", draws, "last")
     return BatchResult(examples, last, torch.stack([first, last]))
 
@@ -240,13 +260,6 @@ def peer_names(library: str) -> list[str]:
     return [name for name in names if fits(name)]
 
 
-def installed_version(attack: str) -> str:
-    """Return the version of the library that ``library:Name`` belongs to."""
-    packages = {"art": "adversarial-robustness-toolbox", "autoattack": "pyautoattack"}
-    library = attack.partition(":")[0]
-    return importlib.metadata.version(packages.get(library, library))
-
-
 def check_peer(
     attack: str, settings: Mapping[str, Any] | None = None, *, norm: Norm | None = None
 ) -> Any:
@@ -265,8 +278,16 @@ def check_peer(
             raise InputError(f"{setting} is an option of peer_attack, not a setting of {attack}.")
         if setting not in known:
             raise unknown_name(f"setting of {attack}", setting, known)
-    if norm is not None:
-        _check_norm(attack, maker, norm)
+    if norm is None:
+        return maker
+    ThreatModel(norm, 0.0)  # refuses unknown norms
+    bounded = norm_of(maker)
+    if bounded not in (None, "any", norm):
+        raise InputError(
+            f"{attack} is bounded in {bounded}, not in {norm}; give norm={bounded!r}."
+            if bounded in ("linf", "l2")
+            else f"{attack} is bounded in {bounded}; only linf and l2 are known here."
+        )
     return maker
 
 
@@ -279,21 +300,10 @@ class _Boxed(Averaged):
         return super().forward(x + (x.clamp(0, 1) - x).detach())
 
 
-@contextmanager
-def _translated(attack: str) -> Iterator[None]:
-    """Turn a library's refusal into an InputError."""
-    try:
-        yield
-    except InputError:
-        raise
-    except (TypeError, ValueError, IndexError, AssertionError, NotImplementedError) as error:
-        raise InputError(f"{attack} refuses this model or these settings: {error!r}.") from error
-
-
 def _import(library: str) -> Any:
     if library not in LIBRARIES:
         raise unknown_name("attack library", library, LIBRARIES)
-    place, how = LIBRARIES[library]
+    _, place, _, how = LIBRARIES[library]
     try:
         with other_generators_kept():  # ART draws when it is imported
             return importlib.import_module(place)
@@ -304,14 +314,3 @@ def _import(library: str) -> Any:
 def _classes(module: Any, kind: type) -> list[str]:
     found = inspect.getmembers(module, inspect.isclass)
     return [name for name, one in found if issubclass(one, kind) and not inspect.isabstract(one)]
-
-
-def _check_norm(attack: str, maker: Any, norm: Norm) -> None:
-    ThreatModel(norm, 0.0)  # refuses unknown norms
-    known = norm_of(maker)
-    if known not in (None, "any", norm):
-        raise InputError(
-            f"{attack} is bounded in {known}, not in {norm}; give norm={known!r}."
-            if known in ("linf", "l2")
-            else f"{attack} is bounded in {known}; only linf and l2 are known here."
-        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Literal, Self, get_args
 
@@ -22,7 +22,6 @@ from mixup_inference.errors import unknown_name
 from mixup_inference.models.call import (
     Passes,
     check_model,
-    count_passes,
     eval_mode,
     logits_of,
     overridden,
@@ -62,8 +61,25 @@ class QueryModel:
 
     @cached_property
     def kind(self) -> Kind:
-        """Where the randomness of the answers comes from."""
-        return _kind(self.module, self._probe)
+        """Where randomness comes from: our draws, none, or new for each row or for each call.
+
+        A module that draws from a global generator is random, even if its answers happen to be the
+        same; one that does not may still have a generator of its own.
+        """
+        module, x = self.module, self._probe
+        if isinstance(module, Defense):
+            return "ours" if module.fresh else "frozen"
+        with torch.no_grad(), seeded(0, module, x):
+            before = _states()
+            pairs = [_answer(module, torch.cat([x, x])).chunk(2) for _ in range(_PROBES)]
+            draws = _states() != before
+
+        def same(a: Tensor, b: Tensor) -> bool:
+            return torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+
+        if not all(same(a, b) for a, b in pairs):
+            return "rows"
+        return "call" if draws or not all(same(a, pairs[0][0]) for a, _ in pairs) else "fixed"
 
     @property
     def is_random(self) -> bool:
@@ -97,10 +113,6 @@ class QueryModel:
                 out = _answer(self.module, x.repeat_interleave(draws, dim=0))
                 return out.view(x.shape[0], draws, -1)
             return torch.stack([_answer(self.module, x) for _ in range(draws)], dim=1)
-
-    def counting(self) -> AbstractContextManager[Passes]:
-        """Count the images that pass through F, and those whose gradient comes back."""
-        return count_passes(base_of(self.module), self.passes)
 
 
 class Averaged(nn.Module):
@@ -222,32 +234,10 @@ def _answer(module: nn.Module, x: Tensor) -> Tensor:
     return torch.log_softmax(out, dim=1)
 
 
-def _kind(module: nn.Module, x: Tensor) -> Kind:
-    """Classify a module: ours, without randomness, or random for each row or for each call.
-
-    A module that draws from a global generator is random, even if its answers happen to be the
-    same; one that does not may still have a generator of its own.
-    """
-    if isinstance(module, Defense):
-        return "ours" if module.fresh else "frozen"
-
-    with torch.no_grad(), seeded(0, module, x):
-        before = _states()
-        pairs = [_answer(module, torch.cat([x, x])).chunk(2) for _ in range(_PROBES)]
-        draws = _states() != before
-
-    def same(a: Tensor, b: Tensor) -> bool:
-        return torch.allclose(a, b, rtol=1e-4, atol=1e-5)
-
-    if not all(same(a, b) for a, b in pairs):
-        return "rows"
-    return "call" if draws or not all(same(a, pairs[0][0]) for a, _ in pairs) else "fixed"
-
-
 def _states() -> tuple[bytes, str, str]:
     """Return the states of the global generators, for comparison."""
-    kept = random.getstate(), np.random.get_state()  # noqa: NPY002
-    return torch.get_rng_state().numpy().tobytes(), repr(kept[0]), repr(kept[1])
+    others = repr(random.getstate()), repr(np.random.get_state())  # noqa: NPY002
+    return torch.get_rng_state().numpy().tobytes(), *others
 
 
 #: Of an attack's own passes through F, in Lightning Fabric's words.

@@ -13,8 +13,8 @@ from mixup_inference.attacks.apgd import apgd_eot
 from mixup_inference.attacks.base import AttackResult
 from mixup_inference.attacks.custom import is_custom, run_custom
 from mixup_inference.attacks.detector_aware import detector_aware
-from mixup_inference.attacks.external import LIBRARIES, check_peer, installed_version, peer_attack
-from mixup_inference.attacks.options import check_types, parse_options, settings_of
+from mixup_inference.attacks.external import LIBRARIES, check_peer, is_library, peer_attack
+from mixup_inference.attacks.options import check_types, settings_of
 from mixup_inference.attacks.paper import official_adaptive, paper_adaptive
 from mixup_inference.attacks.pgd import eot_pgd, frozen
 from mixup_inference.attacks.square import square_eot
@@ -79,11 +79,6 @@ class AttackEntry:
     suite_settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def group(self) -> str:
-        """The threat model, as results.json calls it."""
-        return self.threat_model
-
-    @property
     def is_external(self) -> bool:
         """Whether it is another library's."""
         return self.threat_model == "peer"
@@ -101,7 +96,7 @@ class AttackEntry:
         kinds = {"mixup": MixupInference, "detector": CombinedInference}
         if self.target in kinds:
             return entry.makes(kinds[self.target])
-        return self.target == "any" or (self.target == "random" and entry.random)
+        return self.target == "any" or entry.random
 
     def check(self, settings: Mapping[str, Any]) -> None:
         """Check names, types and counts of settings against the signature; nothing is run."""
@@ -147,27 +142,15 @@ for _entry in (
 # fmt: on
 
 
-def is_library(name: str) -> bool:
-    """Whether a name is ``library:Name``, another library's attack."""
-    library, colon, _ = name.partition(":")
-    return bool(colon) and library in LIBRARIES
-
-
 def get_attack(name: str) -> AttackEntry:
     """Return an attack by its name, or by ``library:Name`` of another library's."""
     if is_library(name):
         check_peer(name)
-        title = name.replace(":", " ")
-        return AttackEntry(name, peer_attack, "peer", title, counts=("draws",))
+        return AttackEntry(name, peer_attack, "peer", name.replace(":", " "), ("draws",))
     if name not in ATTACKS and not is_code(name):
         known = [*ATTACKS, *(f"{library}:NAME" for library in LIBRARIES)]
         raise unknown_name("attack", name, known)
     return ATTACKS[name]
-
-
-def library_version(name: str) -> str | None:
-    """Return the version of the library that an attack comes from; None if it is none."""
-    return installed_version(name) if is_library(name) else None
 
 
 def suite(name: str = "standard") -> list[AttackEntry]:
@@ -207,10 +190,10 @@ def run_attack(
     entry = get_attack(name)
     entry.check(settings)
     if is_custom(entry.function):
-        return run_custom(name, entry.function, defense, x, y, settings, parse_options(options))
+        return run_custom(name, entry.function, defense, x, y, settings, **options)
     if entry.is_external:
-        theirs = {key: settings[key] for key in settings if key != "draws"}
-        draws = {key: settings[key] for key in settings if key == "draws"}
+        theirs = dict(settings)
+        draws = {"draws": theirs.pop("draws")} if "draws" in theirs else {}
         settings = {"attack": name, "settings": theirs, **draws}
     result: AttackResult = entry.function(defense, x, y, **settings, **options)
     return result

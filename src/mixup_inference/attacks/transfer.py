@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mixup_inference.attacks.base import Batch, BatchResult, attack
 from mixup_inference.attacks.options import Count, Natural, NotNegative
@@ -56,38 +56,28 @@ def transfer(
     """
     best: BatchResult | None = None
     before = batch.loss(batch.x, "ce", draws, "first")
+    seed = derive_seed(batch.seed, "transfer", int(batch.index[0]))
+    base, threat_model = base_of(batch.model.module), batch.threat_model
     for model in batch.prepared:
-        examples = _craft(batch, model, steps, step, random_start=random_start)
+        counted = any(part is base for part in model.modules())  # already, with the defence's F
+        passes = Passes() if counted else batch.model.passes
+        with count_passes(base_of(model), passes), seeded(seed, model, batch.x):  # it may draw
+            examples = pgd(
+                model,
+                batch.x,
+                batch.y,
+                eps=threat_model.eps,
+                norm=threat_model.norm,
+                step=threat_model.eps / 4 if step is None else step,
+                steps=steps,
+                targets=batch.target,
+                random_start=random_start,
+                seed=batch.seed,
+                index=batch.index,
+                batch_size=len(batch.x),
+            )
         after = batch.loss(examples, "ce", draws, "last")
         best = BatchResult(examples, after, torch.stack([before, after])).better(best)
         batch.tick()
     assert best is not None
     return best
-
-
-def _craft(
-    batch: Batch, model: nn.Module, steps: int, step: float | None, *, random_start: bool
-) -> Tensor:
-    """Run ``pgd`` on a surrogate; its passes are counted once if the defence's F is inside."""
-    base = base_of(batch.model.module)
-    inside = any(part is base for part in model.modules())
-    seed = derive_seed(batch.seed, "transfer", int(batch.index[0]))
-    with (
-        count_passes(base_of(model), Passes() if inside else batch.model.passes),
-        seeded(seed, model, batch.x),  # a surrogate may draw
-    ):
-        examples: Tensor = pgd(
-            model,
-            batch.x,
-            batch.y,
-            eps=batch.threat_model.eps,
-            norm=batch.threat_model.norm,
-            step=batch.threat_model.eps / 4 if step is None else step,
-            steps=steps,
-            targets=batch.target,
-            random_start=random_start,
-            seed=batch.seed,
-            index=batch.index,
-            batch_size=len(batch.x),
-        )
-    return examples

@@ -34,7 +34,7 @@ class Record:
     @property
     def group(self) -> str:
         """Its threat model."""
-        return get_attack(self.attack.attack).group
+        return get_attack(self.attack.attack).threat_model
 
     def entry(self) -> dict[str, Any]:
         """As results.json has it."""

@@ -53,7 +53,11 @@ def linearity(
             "linearity needs at least two images and one lam; "
             f"saw {len(images)} image(s) and {len(ratios)} lams."
         )
-    first, second = _random_pairs(len(images), pairs, seed)
+    key = make_key(check_int(seed, what="seed", least=0), "linearity")
+    draws = Draws.once(key, torch.arange(pairs))
+    first = draws.integers(0, len(images))[:, 0]
+    second = draws.integers(1, len(images) - 1)[:, 0]
+    second = second + (second >= first).long()  # skip over the first
     kind = images.dtype if images.is_floating_point() else dtype_of(model)
     device = device_of(model)
     parts = []
@@ -69,12 +73,3 @@ def linearity(
     far = torch.cat(parts)  # (pairs, lams)
     curve = tuple(estimate(column) for column in far.T)
     return Linearity(ratios, curve, estimate(far.mean(1)), pairs)
-
-
-def _random_pairs(count: int, pairs: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Numbers of two different images for each pair."""
-    key = make_key(check_int(seed, what="seed", least=0), "linearity")
-    draws = Draws.once(key, torch.arange(pairs))
-    first = draws.integers(0, count)[:, 0]
-    second = draws.integers(1, count - 1)[:, 0]
-    return first, second + (second >= first).long()  # skip over the first

@@ -42,7 +42,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("r+b") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
+        os.umask(umask := os.umask(0))  # the only way to read it
+        temporary.chmod(0o666 & ~umask)
         temporary.replace(path)
     except OSError as error:
         if error.errno not in NO_ROOM:
@@ -62,12 +63,6 @@ def _no_room(path: Path, temporary: Path | None, error: OSError) -> DiskFullErro
         f"are free in {there}. The file was not kept, what was finished before it is. Make room, "
         "then give the same command again."
     )
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def write_text(path: Path, text: str) -> None:
@@ -174,22 +169,22 @@ def read_text(path: Path, *, what: str, most: int) -> str:
 
 def parse_toml(text: str, source: str) -> dict[str, Any]:
     """Parse TOML; whatever is wrong with it is one error."""
-    document: dict[str, Any] = _parsed(tomllib.loads, text, f"{source} is not valid TOML", source)
+    document: dict[str, Any] = _parsed(tomllib.loads, text, "TOML", source)
     return document
 
 
 def parse_json(text: str | bytes, source: str) -> Any:
     """Parse JSON, likewise."""
-    return _parsed(json.loads, text, f"{source} is not valid JSON", source)
+    return _parsed(json.loads, text, "JSON", source)
 
 
-def _parsed(parse: Callable[[Any], Any], text: str | bytes, wrong: str, source: str) -> Any:
+def _parsed(parse: Callable[[Any], Any], text: str | bytes, kind: str, source: str) -> Any:
     try:
         return parse(text)
     except RecursionError:
         raise InputError(f"{source} is nested too deeply.") from None
     except ValueError as error:  # also of a number with thousands of digits
-        raise InputError(f"{wrong}: {error}.") from None
+        raise InputError(f"{source} is not valid {kind}: {error}.") from None
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], Any]:

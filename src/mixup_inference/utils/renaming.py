@@ -1,11 +1,18 @@
-"""Old names that keep working for a release, with a DeprecationWarning."""
+"""The public names of a package, and old ones that keep working with a DeprecationWarning."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import ModuleType
 from typing import Any
+
+
+def public_names(namespace: Mapping[str, Any]) -> list[str]:
+    """The ``__all__`` of a package: all that it has imported, except modules."""
+    public = {name for name in namespace if not name.startswith("_")}
+    return sorted(name for name in public if not isinstance(namespace[name], ModuleType))
 
 
 def renamed(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
