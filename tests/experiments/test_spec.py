@@ -7,9 +7,9 @@ import pytest
 
 from mixup_inference import InputError
 from mixup_inference.experiments import load_spec, parse_spec, shipped_specs
-from mixup_inference.experiments.spec import smoke
+from mixup_inference.experiments.spec import check_spec, smoke
 from mixup_inference.training import Recipe
-from specs import DEFENDED, PLAIN, tiny_toml
+from specs import DEFENDED, PLAIN, tiny_spec, tiny_toml
 
 GOOD = tiny_toml(
     draws=None,
@@ -219,3 +219,20 @@ def test_every_spec_has_a_smoke_version(name):
         assert recipe.batch_size == 32
     assert spec.attack.steps == (1,)
     assert len(spec.rows) == len(shipped(name).rows)
+
+
+def test_a_row_for_each_model():
+    models = {"erm": {"objective": "erm"}}  # beside mixup
+    rows = [{"model": "*"}, {"title": "{model} twice", "model": ["mixup"], "defense": "mi-ol"}]
+    spec = check_spec(tiny_spec(models=models, rows=rows))
+    assert [(row.title, row.model, row.group, row.defense) for row in spec.rows] == [
+        ("mixup", "mixup", "mixup", "none"),
+        ("erm", "erm", "erm", "none"),
+        ("mixup twice", "mixup", "mixup", "mi-ol"),
+    ]
+    with pytest.raises(InputError, match="model in the row 'earm': 'earm'; did you mean 'erm'"):
+        check_spec(tiny_spec(models=models, rows=[{"model": ["earm"]}]))
+    with pytest.raises(InputError, match="unknown defence 'mi-lo'"):
+        check_spec(tiny_spec(rows=[{"model": "*", "defense": "mi-lo"}]))
+    with pytest.raises(InputError, match="title"):
+        check_spec(tiny_spec(rows=[{"model": 3}]))

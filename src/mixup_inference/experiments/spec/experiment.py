@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
@@ -17,7 +17,7 @@ from mixup_inference.experiments.spec.data import (
     TrainingSettings,
 )
 from mixup_inference.experiments.spec.fields import Count, Name, Table, Title
-from mixup_inference.experiments.spec.rows import AttackSpec, FiguresSpec, RowSpec
+from mixup_inference.experiments.spec.rows import AttackSpec, FiguresSpec, RowSpec, for_each_model
 from mixup_inference.models.engines import check_engine
 from mixup_inference.training import Recipe
 
@@ -47,6 +47,13 @@ class Spec(Table):
     @classmethod
     def _known_engine(cls, engine: str) -> str:
         return check_engine(engine)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _write_out_rows(cls, value: Any) -> Any:
+        if isinstance(value, dict) and isinstance(value.get("models"), dict) and "rows" in value:
+            return value | {"rows": for_each_model(value["rows"], value["models"])}
+        return value
 
     @model_validator(mode="after")
     def _fits_together(self) -> Spec:

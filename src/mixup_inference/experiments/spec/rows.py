@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import torch
@@ -62,7 +62,8 @@ class AttackSpec(Table):
 class RowSpec(Table):
     """One row of the table: a model and a defence; further keys are the defence's settings.
 
-    ``preset`` names a row of the paper's parameter tables in their stead.
+    ``preset`` names a row of the paper's parameter tables in their stead. In a spec, ``model`` may
+    name several: see ``for_each_model``.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -100,6 +101,33 @@ class RowSpec(Table):
             pool = Pool(torch.zeros(2, 1, 64, 64), torch.tensor([0, 1]))
             make_defense(self.defense, nn.Identity(), pool, **self.settings)
         return self
+
+
+def for_each_model(rows: Any, models: Iterable[str]) -> Any:
+    """Write out the rows that name several models: a list of them, or "*" for all.
+
+    Each becomes one row for each model, in the model's group; ``{model}`` in its title stands for
+    the model's name. Without a title it is called after the model and the defence.
+
+    >>> row = {"model": "*", "defense": "mi-ol", "lam": 0.5}
+    >>> [row["title"] for row in for_each_model([row], ["erm", "mixup"])]
+    ['erm + MI-OL', 'mixup + MI-OL']
+    """
+    if not isinstance(rows, list | tuple):
+        return rows
+    out = []
+    for row in rows:
+        named = row.get("model") if isinstance(row, Mapping) else None
+        several = list(models) if named == "*" else named
+        if not isinstance(several, list):
+            out.append(row)
+            continue
+        defense = str(row.get("defense", "none"))
+        title = "{model}" if defense == "none" else f"{{model}} + {DEFENSES[defense].title}"
+        for model in several:
+            name = str(row.get("title", title)).replace("{model}", str(model))
+            out.append({"group": model, **row, "model": model, "title": name})
+    return out
 
 
 class FiguresSpec(Table):
