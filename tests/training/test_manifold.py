@@ -95,6 +95,14 @@ def test_on_a_linear_network_the_layer_does_not_matter():
         )
 
 
+def test_blocks_inside_blocks():
+    hidden, last = nn.Sequential(nn.Linear(768, 5), nn.ReLU()), nn.Linear(5, CLASSES)
+    assert hidden_layers(nn.Sequential(nn.Flatten(), hidden, last)) == [hidden]
+    small = create_model("small_cnn", CLASSES)
+    around = nn.Sequential(small, nn.BatchNorm1d(CLASSES), nn.Linear(CLASSES, CLASSES))
+    assert hidden_layers(around) == [*small.features[:2]]
+
+
 def test_layers_are_drawn_evenly_and_the_input_is_plain_mixup():
     model = create_model("small_cnn", CLASSES, width=2).double()
     layers = [None, *hidden_layers(model)]

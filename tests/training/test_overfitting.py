@@ -33,6 +33,8 @@ def history(*accuracies):
         ([(0.5, 0.4), (0.9, 0.05), (0.6, 0.4)], False),  # it is over
         ([(0.7, 0.6), (0.3, 0.2)], False),  # a bad epoch: both fell
         ([(0.5, 0.4), (0.5, 0.25)], False),
+        ([(0.1, 0.0), (0.7, 0.0)], True),  # it never was robust
+        ([(0.9, 0.6)], False),
         ([(None, None), (None, None)], False),
     ],
 )
@@ -59,15 +61,28 @@ def test_robustness_is_that_of_a_linear_model():
 
 def test_the_history_says_when_it_happens(parts, tmp_path, monkeypatch):
     data = parts["train"].images[:100], parts["train"].labels[:100]
-    found = iter([(0.5, 0.4), (0.6, 0.5), (0.9, 0.1), (0.95, 0.1)])
+    found = iter([(0.5, 0.4), (0.6, 0.5), (0.9, 0.1), (0.6, 0.5), (0.95, 0.1)])
     monkeypatch.setattr(loop, "robustness", lambda *_: next(found))
     model = create_model("small_cnn", 10, channels=1, width=4)
     with pytest.warns(MixupInferenceWarning, match="catastrophic overfitting in epoch 3") as seen:
-        epochs = train(model, *data, FAST, folder=tmp_path)
+        epochs = train(model, *data, replace(FAST, epochs=5), folder=tmp_path)
     assert len([w for w in seen if "overfitting" in str(w.message)]) == 1
     assert [(e.fgsm_accuracy, e.pgd_accuracy) for e in epochs][1:3] == [(0.6, 0.5), (0.9, 0.1)]
     _, header = load_checkpoint(tmp_path / LAST)
     assert has_overfitted([Epoch(**epoch) for epoch in header["history"]])
+
+
+@pytest.mark.slow
+def test_a_training_that_ends_in_it(parts):
+    """So large an eps that one step teaches nothing that holds against ten."""
+    data = parts["train"].images[:600], parts["train"].labels[:600]
+    model = create_model("small_cnn", 10, channels=1, width=32)
+    recipe = Recipe(objective="fast-at", epochs=60, batch_size=64, lr=0.3, schedule="one-cycle",
+                    eps=0.45)  # fmt: skip
+    with pytest.warns(MixupInferenceWarning, match="catastrophic overfitting"):
+        last = train(model, *data, recipe)[-1]
+    assert last.fgsm_accuracy > 0.5
+    assert last.pgd_accuracy < 0.05
 
 
 def test_only_those_that_may_overfit_are_measured(parts):

@@ -60,6 +60,10 @@ def test_contract(name):
     entry, recipe, model = OBJECTIVES[name], Recipe(objective=name, **SMALL), network().eval()
     assert entry.name == name
     assert entry.title
+    assert bool(entry.without_mixup) == entry.uses_mixup
+    if entry.uses_mixup:
+        plain = OBJECTIVES[entry.without_mixup]
+        assert (plain.uses_mixup, plain.adversarial) == (False, entry.adversarial)
     assert Recipe.of_paper(name).objective == name
     batch = Batch(X, Y, torch.arange(COUNT) + 50, epoch=1)
     with count_passes(model) as passes:
@@ -129,7 +133,8 @@ def test_recipes_hash_as_they_did_in_0_1_0():
     """Their hash is part of the identity of a training: its folder, whether it resumes."""
     assert fingerprint(Recipe().header()) == "e7ca14909b82f88e"
     assert fingerprint(Recipe.of_paper("iat").header()) == "515ee885f4036a68"
-    assert fingerprint(Recipe(ratio="batch").header()) != fingerprint(Recipe().header())
+    for added in ({"ratio": "batch"}, {"beta": 1}, {"replays": 8}, {"smoothing": 0}, {"margin": 0}):
+        assert fingerprint(Recipe(**added).header()) != fingerprint(Recipe().header())
 
 
 def test_headers_are_read_again():

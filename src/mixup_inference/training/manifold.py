@@ -86,21 +86,24 @@ def manifold_mixup(model: nn.Module, batch: Batch, recipe: Recipe, classes: int)
 def hidden_layers(model: nn.Module) -> list[nn.Module]:
     """The layers whose outputs may be mixed: the first two blocks of the network.
 
-    Its blocks are its parts that have parts of their own with weights; if there is just one, those
-    of that one. A network without such parts has its layers with weights for blocks. The last
-    block is never among them: what follows is hardly more than a linear layer.
+    Its blocks are its parts that have parts of their own; if there is just one, those of that one.
+    A network without blocks has its layers with weights instead. The last is never among them:
+    what follows it is hardly more than a linear layer.
     """
-    parts = [part for part in model.children() if any(True for _ in part.parameters())]
-    blocks = [part for part in parts if any(True for _ in part.children())]
-    if len(blocks) == 1:
-        return hidden_layers(blocks[0])
-    found = (blocks or parts)[:-1][:LAYERS]
-    if not found:
+    if not (found := _blocks(model)[:LAYERS]):
         raise InputError(
             "manifold mixup found no hidden layer to mix in this network: it needs at least two "
             "blocks, or two layers with weights, that are modules of it."
         )
     return found
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    parts = [part for part in model.children() if any(True for _ in part.parameters())]
+    blocks = [part for part in parts if any(True for _ in part.children())]
+    if len(blocks) == 1 and (inside := _blocks(blocks[0])):
+        return inside
+    return (blocks if len(blocks) > 1 else parts)[:-1]
 
 
 def mix_states(states: Any, batch: Batch, pairs: Pairs) -> Tensor:

@@ -115,6 +115,8 @@ class ObjectiveEntry:
         adversarial: it trains on adversarial examples.
         uses_mixup: it trains on straight lines between images, or between their hidden states,
             with labels to match.
+        without_mixup: if it uses mixup, the objective that differs from it just in that; "erm" by
+            default, or "at" if it is adversarial.
         title: for people; the name, if it has none.
         paper: the paper's settings where they are not the defaults of ``Recipe``.
         rows: how many examples it makes of an image; two by default if it is adversarial.
@@ -134,10 +136,13 @@ class ObjectiveEntry:
     attack_passes: Callable[[Recipe], tuple[int, int]] | None = None
     replays: bool = False
     watched: bool = False
+    without_mixup: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "title", self.title or self.name)
         object.__setattr__(self, "rows", self.rows or 1 + self.adversarial)
+        if self.uses_mixup and not self.without_mixup:
+            object.__setattr__(self, "without_mixup", "at" if self.adversarial else "erm")
 
     def passes(self, recipe: Recipe) -> tuple[int, int]:
         """Forward and backward passes for each image, those of the inner attack included."""

@@ -68,7 +68,7 @@ class Recipe:
         objective: "erm", "mixup", "at" (adversarial training), "iat" (interpolated AT), another
             one in ``OBJECTIVES``, or one of your own.
         epochs: passes over the data.
-        batch_size: clean images a step; the adversarial objectives add as many adversarial ones.
+        batch_size: images a step; "at", "iat" and "trades" add as many adversarial ones.
         lr: the highest learning rate (the paper has 0.1 for interpolated AT, see ``of_paper``).
         momentum: of SGD.
         weight_decay: 0, as in the published code.
