@@ -51,7 +51,7 @@ class TradesExamples(Examples):
     attack_passes=lambda recipe: (recipe.steps + 1, recipe.steps),
 )
 def trades(model: nn.Module, batch: Batch, recipe: Recipe, classes: int) -> Examples:
-    """TRADES (Zhang et al., 2019), Eq. 5 of that paper: CE(f(x), y) + beta KL(f(x) || f(x')).
+    """TRADES (Zhang et al., 2019): CE(f(x), y) + beta KL(f(x) || f(x')).
 
     x' maximises the divergence: PGD from x + 0.001 N(0, 1), as in the published code.
     """
@@ -118,7 +118,8 @@ class FreeExamples(Examples):
     def carry(self) -> Tensor:
         """The next delta of all rows: clip(delta + eps sign(gradient), -eps, eps)."""
         assert self.delta.grad is not None
-        moved = self.delta.detach() + self.eps * self.delta.grad.sign()
+        # In float16 a gradient may be NaN, which must not be carried on.
+        moved = self.delta.detach() + self.eps * self.delta.grad.nan_to_num(nan=0.0).sign()
         rows = self.batch.whole.gather(moved.clamp(-self.eps, self.eps))
         older = self.batch.carried
         return rows if older is None else torch.cat((rows, older[len(rows) :]))

@@ -113,8 +113,8 @@ class ObjectiveEntry:
         name: in recipes and specs.
         function: ``(model, batch, recipe, classes) -> Examples``; the model is the one to attack.
         adversarial: it trains on adversarial examples.
-        uses_mixup: it trains on straight lines between images, or between their hidden states,
-            with labels to match.
+        uses_mixup: it trains on weighted means of images, or of their hidden states, with labels
+            to match.
         without_mixup: if it uses mixup, the objective that differs from it just in that; "erm" by
             default, or "at" if it is adversarial.
         title: for people; the name, if it has none.
