@@ -22,6 +22,8 @@ CLASSES, COUNT = 3, 12
 SMALL = {"epochs": 2, "batch_size": 5, "lr": 0.1, "eps": 0.1, "step": 0.05, "steps": 2}
 X = torch.rand(COUNT, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(COUNT) % CLASSES
+#: Those that train on the images as they are, beside others.
+KEEP_CLEAN = {"erm", "at", "trades", "free-at", "label-smoothing", "smoothed"}
 MODULE = """
 from mixup_inference.training.objectives import erm
 
@@ -58,23 +60,32 @@ def test_contract(name):
     entry, recipe, model = OBJECTIVES[name], Recipe(objective=name, **SMALL), network().eval()
     assert entry.name == name
     assert entry.title
+    assert bool(entry.without_mixup) == entry.uses_mixup
+    if entry.uses_mixup:
+        plain = OBJECTIVES[entry.without_mixup]
+        assert (plain.uses_mixup, plain.adversarial) == (False, entry.adversarial)
     assert Recipe.of_paper(name).objective == name
     batch = Batch(X, Y, torch.arange(COUNT) + 50, epoch=1)
     with count_passes(model) as passes:
         out = entry.function(model, batch, recipe, CLASSES)
-    assert (passes.forward > 0) == entry.adversarial
-    assert len(out.x) == len(out.targets) == len(out.weights) == COUNT * (1 + entry.adversarial)
+    x = out.x.detach()
+    inner = entry.inner_passes(recipe)
+    assert (passes.forward, passes.backward) == (COUNT * inner[0], COUNT * inner[1])
+    assert len(out.x) == len(out.targets) == len(out.weights) == COUNT * entry.rows
     assert out.x.shape[1:] == X.shape[1:]
-    assert 0 <= float(out.x.min()) <= float(out.x.max()) <= 1
+    if name != "between-class":  # which raises the contrast
+        assert 0 <= float(x.min()) <= float(x.max()) <= 1
     assert out.targets.shape[1] == CLASSES
     torch.testing.assert_close(out.targets.sum(1), torch.ones(len(out.x)))
     torch.testing.assert_close(out.weights.sum(), torch.tensor(1.0))
     keeps_clean = bool((out.x[:, None] == X).flatten(2).all(2).any(0).all())
-    assert entry.uses_mixup != keeps_clean
+    if name != "manifold-mixup":  # where the layer decides
+        assert keeps_clean == (name in KEEP_CLEAN)
+        assert not (entry.uses_mixup and keeps_clean)
     again = entry.function(model, batch, recipe, CLASSES)
     assert torch.equal(out.x, again.x)  # nothing is random but by the seed
     forward, backward = training_passes(recipe, COUNT)
-    assert forward == backward == 2 * COUNT * (recipe.steps + 2 if entry.adversarial else 1)
+    assert (forward, backward) == tuple(2 * COUNT * (part + entry.rows) for part in inner)
 
 
 @pytest.mark.parametrize("name", [*OBJECTIVES, "smoothed"])
@@ -122,7 +133,8 @@ def test_recipes_hash_as_they_did_in_0_1_0():
     """Their hash is part of the identity of a training: its folder, whether it resumes."""
     assert fingerprint(Recipe().header()) == "e7ca14909b82f88e"
     assert fingerprint(Recipe.of_paper("iat").header()) == "515ee885f4036a68"
-    assert fingerprint(Recipe(ratio="batch").header()) != fingerprint(Recipe().header())
+    for added in ({"ratio": "batch"}, {"beta": 1}, {"replays": 8}, {"smoothing": 0}, {"margin": 0}):
+        assert fingerprint(Recipe(**added).header()) != fingerprint(Recipe().header())
 
 
 def test_headers_are_read_again():

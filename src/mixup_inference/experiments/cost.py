@@ -131,17 +131,14 @@ def _figures(spec: Spec, shape: Shape, name: str) -> list[Work]:
 def training_passes(recipe: Recipe, images: int) -> tuple[int, int]:
     """Forward and backward passes of a training run.
 
-    An adversarial objective makes an example of every image, and trains on both.
+    Those of the check for catastrophic overfitting are left out.
 
     >>> training_passes(Recipe(objective="at", epochs=1, batch_size=10, steps=10), 100)
     (1200, 1200)
     """
-    per_epoch = min(images, recipe.steps_of_epoch(images) * recipe.batch_size)
-    if not OBJECTIVES[recipe.objective].adversarial:
-        return recipe.epochs * per_epoch, recipe.epochs * per_epoch
-    look = recipe.attack_labels == "predicted"
-    back = recipe.epochs * per_epoch * (recipe.steps + 2)
-    return back + recipe.epochs * per_epoch * look, back
+    images = recipe.epochs * min(images, recipe.steps_of_epoch(images) * recipe.batch_size)
+    forward, backward = OBJECTIVES[recipe.objective].passes(recipe)
+    return images * forward, images * backward
 
 
 def defense_passes(row: RowSpec, draws: int, shape: Shape) -> int:

@@ -32,12 +32,7 @@ def uses_mixup(objective: str | None) -> bool:
 
 def without_mixup(objective: str) -> list[str]:
     """The objectives that differ from one with mixup in that they do not mix."""
-    own = OBJECTIVES[objective]
-    return [
-        name
-        for name, entry in OBJECTIVES.items()
-        if not entry.uses_mixup and entry.adversarial == own.adversarial
-    ]
+    return [OBJECTIVES[objective].without_mixup]
 
 
 def threat_model_rank(name: str) -> int:

@@ -1,5 +1,6 @@
-"""Training: ERM, mixup, adversarial training, interpolated adversarial training."""
+"""Training: ERM, mixup, adversarial training, interpolated adversarial training, and others."""
 
+from mixup_inference.training import adversarial, manifold, mit, mixing  # noqa: F401 (they register)
 from mixup_inference.training.checkpointing import BEST, LAST, Epoch
 from mixup_inference.training.distributed import in_precision_of, make_fabric, one_process
 from mixup_inference.training.loop import train

@@ -6,7 +6,7 @@ Randomness is keyed to samples and epochs, so it does not depend on who computes
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
@@ -20,11 +20,17 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
-def epoch_batches(recipe: Recipe, count: int, epoch: int) -> tuple[Tensor, ...]:
-    """The positions of each step's images among ``count``, in batches of nearly equal size."""
-    order = random_order(count, seed=recipe.seed, name=f"epoch {epoch}")
+def epoch_batches(recipe: Recipe, count: int, epoch: int, *, replays: int = 1) -> list[Tensor]:
+    """The positions of each step's images among ``count``, in batches of nearly equal size.
+
+    An epoch always has as many steps. If a batch is used for several in a row, one pass over the
+    data takes as many epochs.
+    """
+    order = random_order(count, seed=recipe.seed, name=f"epoch {epoch // replays}")
     batches = order.tensor_split(math.ceil(count / recipe.batch_size))
-    return batches[: recipe.steps_of_epoch(count)]
+    steps = recipe.steps_of_epoch(count)
+    done = epoch % replays * steps
+    return [batches[(done + step) // replays] for step in range(steps)]
 
 
 def augment(x: Tensor, index: Tensor, *, epoch: int, seed: int, flip: bool, padding: int) -> Tensor:
@@ -57,8 +63,28 @@ def own_rows(fabric: Fabric, count: int, rank: int | None = None) -> slice:
     return slice(rank * count // fabric.world_size, (rank + 1) * count // fabric.world_size)
 
 
+class _GatherRows(torch.autograd.Function):
+    """Collect all rows; the gradient of a row is the sum over the processes that used it."""
+
+    @staticmethod
+    def forward(ctx: Any, fabric: Fabric, x: Tensor, count: int) -> Tensor:
+        ctx.own = own_rows(fabric, count)
+        return _all_rows(fabric, x, count)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:
+        total = grads[0].contiguous()
+        distributed.all_reduce(total)
+        return None, total[ctx.own], None
+
+
 def gather_rows(fabric: Fabric, x: Tensor, count: int) -> Tensor:
     """Collect all rows of a batch from the processes that they belong to."""
+    out: Tensor = _GatherRows.apply(fabric, x, count)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _all_rows(fabric: Fabric, x: Tensor, count: int) -> Tensor:
     most = -(-count // fabric.world_size)
     padded = x.new_zeros(most, *x.shape[1:])  # every process sends as many
     padded[: len(x)] = x

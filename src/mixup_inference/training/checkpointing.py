@@ -23,17 +23,23 @@ if TYPE_CHECKING:
 LAST, BEST = "last.safetensors", "best.safetensors"
 
 _MOMENTUM = "momentum."
+_CARRIED = "carried"
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """Results of one epoch. Accuracy is on the training examples: mixed, attacked, augmented."""
+    """Results of one epoch. Accuracy is on the training examples: mixed, attacked, augmented.
+
+    The last two are measured on a few training images, if the objective asks for it.
+    """
 
     epoch: int
     loss: float
     accuracy: float
     seconds: float
     validation_accuracy: float | None = None
+    fgsm_accuracy: float | None = None
+    pgd_accuracy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,7 @@ class Checkpointer:
         optimizer: of the model; its momentum is part of the state.
         identity: what determines the training; the state of another one is refused.
         every: seconds between two saves within an epoch.
+        carried: what the last step handed to the next one, part of the state too.
     """
 
     folder: Path | None
@@ -69,6 +76,7 @@ class Checkpointer:
     optimizer: torch.optim.SGD
     identity: dict[str, Any]
     every: float
+    carried: Tensor | None = None
     _saved_at: float = field(default_factory=time.monotonic, init=False)
 
     @property
@@ -95,7 +103,7 @@ class Checkpointer:
         scores = [e.validation_accuracy for e in history if e.validation_accuracy is not None]
         if within is None and scores and scores[-1] > max(scores[:-1], default=-1.0):
             save_checkpoint(self.folder / BEST, self.model, **header)
-        save_checkpoint(self.folder / LAST, self.model, extra=self._momentum(), **header)
+        save_checkpoint(self.folder / LAST, self.model, extra=self._extra(), **header)
         self._saved_at = time.monotonic()
 
     def restore(self) -> tuple[list[Epoch], EpochProgress]:
@@ -111,6 +119,8 @@ class Checkpointer:
             if _MOMENTUM + name in tensors:  # laid out as the parameter is
                 buffer = torch.empty_like(parameter).copy_(tensors[_MOMENTUM + name])
                 self.optimizer.state[parameter]["momentum_buffer"] = buffer
+        if _CARRIED in tensors:
+            self.carried = tensors[_CARRIED].to(self.fabric.device)
         if header.get("precision"):
             self.fabric.strategy.precision.load_state_dict(header["precision"])
         within = EpochProgress(**(header.get("under_way") or {}))
@@ -131,13 +141,15 @@ class Checkpointer:
             )
         return tensors, header
 
-    def _momentum(self) -> dict[str, Tensor]:
+    def _extra(self) -> dict[str, Tensor]:
+        """The state beside the weights: the momentum, and what is carried from step to step."""
         state = self.optimizer.state
-        return {
+        momentum = {
             _MOMENTUM + name: state[parameter]["momentum_buffer"]
             for name, parameter in self.model.named_parameters()
             if state[parameter].get("momentum_buffer") is not None
         }
+        return momentum if self.carried is None else {**momentum, _CARRIED: self.carried}
 
 
 def _difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mixup_inference.datasets import as_tensors
 from mixup_inference.draws import derive_seed
 from mixup_inference.errors import TrainingDivergedError
-from mixup_inference.models.call import dtype_of, logits_of, unwrap
+from mixup_inference.models.call import dtype_of, logits_of
 from mixup_inference.models.folding import Folded
 from mixup_inference.training.batches import augment, epoch_batches, gather_rows, own_rows
 from mixup_inference.training.checkpointing import Checkpointer, Epoch, EpochProgress
@@ -29,6 +29,7 @@ from mixup_inference.training.distributed import (
     warm_up,
 )
 from mixup_inference.training.objectives import OBJECTIVES, Batch, Examples, SharedBatch
+from mixup_inference.training.overfitting import robustness, warn_of_overfitting
 from mixup_inference.training.recipe import Recipe, learning_rate
 from mixup_inference.training.speed import attack_target, channels_last, refreshed
 from mixup_inference.training.sync_batch_norm import joint_batch_norm
@@ -142,7 +143,12 @@ class _Trainer:
                     done = self.run_epoch(model, optimizer, history, within, task)
                 if validation is not None:
                     done = replace(done, validation_accuracy=self.accuracy(*validation))
+                if OBJECTIVES[recipe.objective].watched:
+                    fgsm, pgd = robustness(self.model, self.images, self.labels, recipe)
+                    done = replace(done, fgsm_accuracy=fgsm, pgd_accuracy=pgd)
                 history.append(done)
+                if fabric.is_global_zero:
+                    warn_of_overfitting(history)
                 within = EpochProgress()
                 self.checkpointer.save(history)
                 task.advance(0, f"loss {done.loss:.3f}  accuracy {done.accuracy:.1%}")
@@ -154,10 +160,12 @@ class _Trainer:
         """Run the rest of an epoch; its order follows from the seed and its number."""
         recipe, fabric, epoch = self.recipe, self.fabric, len(history)
         started = time.perf_counter() - within.seconds
-        batches = epoch_batches(recipe, len(self.labels), epoch)
+        objective = OBJECTIVES[recipe.objective]
+        replays = recipe.replays if objective.replays else 1
+        batches = epoch_batches(recipe, len(self.labels), epoch, replays=replays)
         count = sum(len(index) for index in batches)
         totals = torch.tensor([within.loss, within.accuracy], device=fabric.device)
-        attacks = recipe.steps * count if OBJECTIVES[recipe.objective].adversarial else 0
+        attacks = objective.inner_passes(recipe)[1] * count
         target = attack_target(self.model, self.trial, images=attacks, folded=within.folded)
         model.train()
         for number in range(within.batches, len(batches)):
@@ -165,12 +173,13 @@ class _Trainer:
             torch.manual_seed(self.dropout_seed(epoch, number))
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(recipe, epoch * len(batches) + number, len(batches))
-            examples = self.examples(refreshed(target, self.model), index, epoch)
-            logits = unwrap(model(examples.x))
+            examples = self.examples(refreshed(target, self.model), index, epoch // replays)
+            logits = examples.logits(model)
             loss = examples.loss(logits)
             optimizer.zero_grad()
             fabric.backward(loss * fabric.world_size)  # gradients are averaged over processes
             optimizer.step()
+            self.checkpointer.carried = examples.carry()
             with torch.no_grad():
                 both = summed(fabric, torch.stack((loss, examples.accuracy(logits))))
                 totals += both * (len(index) / count)
@@ -211,6 +220,7 @@ class _Trainer:
             shared.index[own],
             epoch,
             shared if fabric.world_size > 1 else None,
+            self.checkpointer.carried,
         )
         # Not in float16, in which the gradients of confident predictions vanish.
         with fabric.autocast() if recipe.precision == "bf16-mixed" else nullcontext():

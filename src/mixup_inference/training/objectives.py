@@ -1,8 +1,8 @@
 """Training objectives: a batch in, weighted inputs with soft labels out.
 
-The loop does one forward pass on these and minimises the weighted cross-entropy, whatever the
-objective. One of your own is a function like those here, with ``@OBJECTIVES.register("name")``, or
-at ``package.module:function``.
+The loop does one forward pass on these and minimises the weighted cross-entropy, or another loss
+that a subclass of ``Examples`` defines. One of your own is a function like those here, with
+``@OBJECTIVES.register("name")``, or at ``package.module:function``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from mixup_inference.attacks import pgd
 from mixup_inference.draws import Beta, Draws, derive_seed, make_key
+from mixup_inference.models.call import unwrap
 from mixup_inference.pool import mix
 from mixup_inference.registry import Registry
 
@@ -48,6 +49,7 @@ class Batch:
     """Images in [0, 1], integer labels, positions in the data set, and the epoch.
 
     If several processes share the batch, these are the rows of one, and ``shared`` is all of it.
+    ``carried`` is what ``Examples.carry`` returned in the step before.
     """
 
     x: Tensor
@@ -55,6 +57,7 @@ class Batch:
     index: Tensor
     epoch: int
     shared: SharedBatch | None = None
+    carried: Tensor | None = None
 
     @property
     def whole(self) -> SharedBatch:
@@ -80,6 +83,11 @@ class Examples:
     targets: Tensor
     weights: Tensor
 
+    def logits(self, model: nn.Module) -> Tensor:
+        """The logits of the rows, by one forward pass of the model."""
+        out: Tensor = unwrap(model(self.x))
+        return out
+
     def loss(self, logits: Tensor) -> Tensor:
         """The weighted mean of the cross-entropies; the weights of a batch sum to one."""
         losses = functional.cross_entropy(logits, self.targets, reduction="none")
@@ -88,6 +96,10 @@ class Examples:
     def accuracy(self, logits: Tensor) -> Tensor:
         """The weighted share of rows where the likeliest label is the heaviest one."""
         return (self.weights * (logits.argmax(1) == self.targets.argmax(1))).sum()
+
+    def carry(self) -> Tensor | None:
+        """What the next batch is handed as ``carried``; called after the backward pass."""
+        return None
 
 
 Objective = Callable[[nn.Module, Batch, "Recipe", int], Examples]
@@ -100,10 +112,18 @@ class ObjectiveEntry:
     Attributes:
         name: in recipes and specs.
         function: ``(model, batch, recipe, classes) -> Examples``; the model is the one to attack.
-        adversarial: it attacks the model, with ``recipe.steps`` steps for each image.
-        uses_mixup: it trains on mixed images and labels.
+        adversarial: it trains on adversarial examples.
+        uses_mixup: it trains on weighted means of images, or of their hidden states, with labels
+            to match.
+        without_mixup: if it uses mixup, the objective that differs from it just in that; "erm" by
+            default, or "at" if it is adversarial.
         title: for people; the name, if it has none.
         paper: the paper's settings where they are not the defaults of ``Recipe``.
+        rows: how many examples it makes of an image; two by default if it is adversarial.
+        attack_passes: forward and backward passes of its inner attack, for each image; if it is
+            adversarial, those of PGD by default.
+        replays: it uses each batch for ``recipe.replays`` steps in a row.
+        watched: it may lose its robustness all at once, so that is measured after each epoch.
     """
 
     name: str
@@ -112,9 +132,30 @@ class ObjectiveEntry:
     uses_mixup: bool = False
     title: str = ""
     paper: Mapping[str, Any] = field(default_factory=dict)
+    rows: int = 0
+    attack_passes: Callable[[Recipe], tuple[int, int]] | None = None
+    replays: bool = False
+    watched: bool = False
+    without_mixup: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "title", self.title or self.name)
+        object.__setattr__(self, "rows", self.rows or 1 + self.adversarial)
+        if self.uses_mixup and not self.without_mixup:
+            object.__setattr__(self, "without_mixup", "at" if self.adversarial else "erm")
+
+    def passes(self, recipe: Recipe) -> tuple[int, int]:
+        """Forward and backward passes for each image, those of the inner attack included."""
+        forward, backward = self.inner_passes(recipe)
+        return forward + self.rows, backward + self.rows
+
+    def inner_passes(self, recipe: Recipe) -> tuple[int, int]:
+        """Forward and backward passes of the inner attack for each image."""
+        if self.attack_passes is not None:
+            return self.attack_passes(recipe)
+        if not self.adversarial:
+            return 0, 0
+        return recipe.steps + (recipe.attack_labels == "predicted"), recipe.steps
 
 
 OBJECTIVES: Registry[ObjectiveEntry] = Registry("objective", ObjectiveEntry)
@@ -154,11 +195,19 @@ def iat(model: nn.Module, batch: Batch, recipe: Recipe, classes: int) -> Example
     )
 
 
-def mix_batch(examples: Examples, batch: Batch, recipe: Recipe, half: str) -> Examples:
-    """Mix each row with a partner from the batch: x~ = lam x + (1 - lam) x', likewise y~.
+@dataclass(frozen=True)
+class Pairs:
+    """The mixing ratio of each row of a process, and its partner among all rows of the batch."""
 
-    Ratio and partner follow from (seed, epoch, position in the data set); a batch with one ratio
-    takes that of its first row. The partner may be a row of another process.
+    lam: Tensor
+    partner: Tensor
+
+
+def draw_pairs(batch: Batch, recipe: Recipe, half: str) -> Pairs:
+    """Draw a ratio and a partner from the batch for each row.
+
+    They follow from (seed, epoch, position in the data set); a batch with one ratio takes that of
+    its first row. The partner may be a row of another process.
     """
     whole = batch.whole
     draws = Draws.once(make_key(recipe.seed, "mixup", half, batch.epoch), whole.index)
@@ -171,15 +220,22 @@ def mix_batch(examples: Examples, batch: Batch, recipe: Recipe, half: str) -> Ex
     # Two independent orders, matched up: a random permutation of the batch.
     first, second = draws.bits(1)[:, 0].argsort(), draws.bits(2)[:, 0].argsort()
     partner = torch.empty_like(first).scatter_(0, first, second)[whole.own]
-    x, targets = examples.x, examples.targets
-    theirs = functional.one_hot(whole.y[partner], targets.shape[1]).to(targets.dtype)
-    label_lam = lam.to(x.dtype)[:, None]
-    image_lam = label_lam[:, :, None, None]
-    return Examples(
-        mix(x, whole.images(partner), image_lam),
-        mix(targets, theirs, label_lam),
-        examples.weights,
-    )
+    return Pairs(lam, partner)
+
+
+def mix_batch(examples: Examples, batch: Batch, recipe: Recipe, half: str) -> Examples:
+    """Mix each row with a partner from the batch: x~ = lam x + (1 - lam) x', likewise y~."""
+    pairs = draw_pairs(batch, recipe, half)
+    x = examples.x
+    lam = pairs.lam.to(x.dtype)[:, None, None, None]
+    mixed = mix(x, batch.whole.images(pairs.partner), lam)
+    return Examples(mixed, mix_labels(examples.targets, batch, pairs), examples.weights)
+
+
+def mix_labels(targets: Tensor, batch: Batch, pairs: Pairs) -> Tensor:
+    """Mix the labels of each row with those of its partner: y~ = lam y + (1 - lam) y'."""
+    theirs = functional.one_hot(batch.whole.y[pairs.partner], targets.shape[1])
+    return mix(targets, theirs.to(targets.dtype), pairs.lam.to(targets.dtype)[:, None])
 
 
 def attacked(model: nn.Module, batch: Batch, recipe: Recipe) -> Batch:

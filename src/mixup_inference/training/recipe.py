@@ -55,16 +55,20 @@ def _sentence(problem: Any) -> str:
     return f"{problem['msg'].replace('Input should', f'{name} must')}; saw {problem['input']!r}."
 
 
+#: The settings that 0.1.0 did not have, with their defaults.
+_ADDED = {"ratio": "sample", "beta": 6.0, "replays": 4, "smoothing": 0.1, "margin": 0.5}
+
+
 @_plain_errors
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class Recipe:
     """Settings of a training run. The defaults are the paper's for mixup (Section 4.1).
 
     Attributes:
-        objective: "erm", "mixup", "at" (adversarial training), "iat" (interpolated AT), or one of
-            your own in ``OBJECTIVES``.
+        objective: "erm", "mixup", "at" (adversarial training), "iat" (interpolated AT), another
+            one in ``OBJECTIVES``, or one of your own.
         epochs: passes over the data.
-        batch_size: clean images a step; the adversarial objectives add as many adversarial ones.
+        batch_size: images a step; "at", "iat" and "trades" add as many adversarial ones.
         lr: the highest learning rate (the paper has 0.1 for interpolated AT, see ``of_paper``).
         momentum: of SGD.
         weight_decay: 0, as in the published code.
@@ -78,7 +82,12 @@ class Recipe:
         lam: the same mixup ratio for all samples, instead of one from that distribution.
         eps, step, steps: the inner PGD attack of the adversarial objectives.
         attack_labels: "true", or "predicted" as in the published code.
-        adv_ratio: weight of the adversarial half of the loss.
+        adv_ratio: weight of the adversarial half of the loss of "at" and "iat".
+        beta: weight of the divergence in the loss of "trades".
+        replays: steps that "free-at" makes with each batch (8 in its paper). A pass over the data
+            takes as many epochs, so ``epochs`` stands for the same number of steps.
+        smoothing: share of a label that "label-smoothing" spreads over all classes.
+        margin: least difference between the two ratios of "mit".
         flip: random horizontal flips.
         crop_padding: random shifts by up to this many pixels.
         max_steps: at most this many steps an epoch, for a quick trial; None takes all the data.
@@ -104,6 +113,10 @@ class Recipe:
     steps: Annotated[int, Field(ge=0)] = 10
     attack_labels: Literal["true", "predicted"] = "true"
     adv_ratio: Share = 0.5
+    beta: Amount = 6.0
+    replays: Count = 4
+    smoothing: Share = 0.1
+    margin: Share = 0.5
     flip: bool = False
     crop_padding: Annotated[int, Field(ge=0)] = 0
     max_steps: Count | None = None
@@ -126,8 +139,9 @@ class Recipe:
         training stays what it was.
         """
         settings = asdict(self)
-        if self.ratio == "sample":
-            del settings["ratio"]
+        for name, default in _ADDED.items():
+            if settings[name] == default:
+                del settings[name]
         return settings | {"milestones": list(self.milestones)}
 
     @classmethod
