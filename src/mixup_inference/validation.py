@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from numbers import Integral, Real
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from mixup_inference.errors import InputError
+from mixup_inference.errors import InputError, unknown_name
+
+T = TypeVar("T")
 
 #: How far a pixel may stray from [0, 1] before we call it a mistake of scale, not of rounding.
 PIXEL_SLACK = 1e-4
@@ -102,6 +106,13 @@ def check_int(value: object, *, what: str, least: int) -> int:
         bounds = f"at least {least}" if number < least else "below 2**63"
         raise InputError(f"{what} must be {bounds}; saw {number}.")
     return number
+
+
+def check_choice(value: T, *, what: str, known: Collection[str]) -> T:
+    """One of the known names."""
+    if value not in known:
+        raise unknown_name(what, str(value), known)
+    return value
 
 
 def check_number(
