@@ -27,7 +27,7 @@ def check_images(x: Tensor, *, what: str = "x") -> Tensor:
             f"{what} must have 4 dimensions (batch, channels, height, width); "
             f"saw shape {tuple(x.shape)}."
         )
-    if x.shape[0] == 0:
+    if x.numel() == 0:
         raise InputError(f"{what} is an empty batch; give at least one image.")
     if not x.is_floating_point():
         raise InputError(f"{what} must be float in [0, 1]; saw {x.dtype}. Divide by 255.")
@@ -36,10 +36,12 @@ def check_images(x: Tensor, *, what: str = "x") -> Tensor:
 
 def check_stored_images(images: Tensor, *, what: str) -> Tensor:
     """Images as they are kept: a non-empty NCHW batch, uint8 or float in [0, 1]."""
-    if isinstance(images, Tensor) and images.dtype == torch.uint8:
-        check_images(as_pixels(images[:1]), what=what)  # uint8 is in range; shapes can be wrong
-        return images
-    return check_images(images, what=what)
+    if not isinstance(images, Tensor) or images.is_floating_point():
+        return check_images(images, what=what)
+    if images.dtype != torch.uint8:
+        raise InputError(f"{what} must be uint8 or float in [0, 1]; saw {images.dtype}.")
+    check_images(as_pixels(images[:1]), what=what)  # uint8 is in range; shapes can be wrong
+    return images
 
 
 def check_pixels(x: Tensor, *, what: str) -> Tensor:
