@@ -53,10 +53,7 @@ if TYPE_CHECKING:  # the same for type checkers, which cannot read the table
         make_defense as make_defense,
     )
     from mixup_inference.detection import MixupDetector as MixupDetector
-    from mixup_inference.draws import (
-        Beta as Beta,
-        Uniform as Uniform,
-    )
+    from mixup_inference.draws import Beta as Beta, Uniform as Uniform
     from mixup_inference.errors import (
         InputError as InputError,
         MixupInferenceError as MixupInferenceError,

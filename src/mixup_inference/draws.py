@@ -23,6 +23,9 @@ from mixup_inference.errors import InputError
 from mixup_inference.utils.profiling import Stage, timed
 from mixup_inference.validation import check_number
 
+#: What a stream, or a part of its name, may be called.
+Stream = str | int
+
 
 def _signed(word: int) -> int:
     """The 64-bit word as the int64 that torch computes with."""
@@ -48,7 +51,7 @@ def absorb(state: Tensor, word: Tensor) -> Tensor:
     return z ^ _shift(z, 31)
 
 
-def make_key(seed: int, *stream: str | int) -> int:
+def make_key(seed: int, *stream: Stream) -> int:
     """A 64-bit key for a seed and a stream's name.
 
     >>> make_key(0, "attack", 3) == make_key(0, "attack", 3)
@@ -60,7 +63,7 @@ def make_key(seed: int, *stream: str | int) -> int:
     return _signed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little"))
 
 
-def derive_seed(seed: int, *stream: str | int) -> int:
+def derive_seed(seed: int, *stream: Stream) -> int:
     """A new seed (non-negative) for a part of the work, from the seed of the whole."""
     return make_key(seed, *stream) & ((1 << 63) - 1)
 

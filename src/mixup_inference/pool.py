@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mixup_inference.datasets import as_tensors
 from mixup_inference.draws import scale_bits
 from mixup_inference.errors import InputError
-from mixup_inference.validation import as_pixels, check_int, check_labels, check_pixels
+from mixup_inference.validation import as_pixels, check_int, check_labels, check_stored_images
 
 
 def mix(x: Tensor, x_s: Tensor, lam: Tensor | float, *, in_place: bool = False) -> Tensor:
@@ -69,18 +69,8 @@ class Pool(nn.Module):
         images, labels = as_tensors(images, labels, what="the pool")
         if classes is not None:
             check_int(classes, what="classes", least=1)
-        if images.ndim != 4 or images.numel() == 0:
-            raise InputError(
-                "the pool's images must be a non-empty batch of shape "
-                f"(count, channels, height, width); saw {tuple(images.shape)}."
-            )
-        if images.is_floating_point():
-            check_pixels(images, what="the pool")
-        elif images.dtype != torch.uint8:
-            raise InputError(f"the pool's images must be uint8 or float; saw {images.dtype}.")
-        labels = check_labels(
-            labels, count=images.shape[0], classes=classes, what="the pool's labels"
-        )
+        check_stored_images(images, what="the pool")
+        labels = check_labels(labels, count=len(images), classes=classes, what="the pool's labels")
         count = torch.bincount(labels, minlength=classes or 0)
         if empty := [str(c) for c in torch.nonzero(count == 0).flatten().tolist()]:
             shown = ", ".join(empty[:10]) + (", ..." if len(empty) > 10 else "")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from numbers import Integral, Real
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from mixup_inference.errors import InputError
+from mixup_inference.errors import InputError, unknown_name
+
+T = TypeVar("T")
 
 #: How far a pixel may stray from [0, 1] before we call it a mistake of scale, not of rounding.
 PIXEL_SLACK = 1e-4
@@ -23,7 +27,7 @@ def check_images(x: Tensor, *, what: str = "x") -> Tensor:
             f"{what} must have 4 dimensions (batch, channels, height, width); "
             f"saw shape {tuple(x.shape)}."
         )
-    if x.shape[0] == 0:
+    if x.numel() == 0:
         raise InputError(f"{what} is an empty batch; give at least one image.")
     if not x.is_floating_point():
         raise InputError(f"{what} must be float in [0, 1]; saw {x.dtype}. Divide by 255.")
@@ -32,10 +36,12 @@ def check_images(x: Tensor, *, what: str = "x") -> Tensor:
 
 def check_stored_images(images: Tensor, *, what: str) -> Tensor:
     """Images as they are kept: a non-empty NCHW batch, uint8 or float in [0, 1]."""
-    if isinstance(images, Tensor) and images.dtype == torch.uint8:
-        check_images(as_pixels(images[:1]), what=what)  # uint8 is in range; shapes can be wrong
-        return images
-    return check_images(images, what=what)
+    if not isinstance(images, Tensor) or images.is_floating_point():
+        return check_images(images, what=what)
+    if images.dtype != torch.uint8:
+        raise InputError(f"{what} must be uint8 or float in [0, 1]; saw {images.dtype}.")
+    check_images(as_pixels(images[:1]), what=what)  # uint8 is in range; shapes can be wrong
+    return images
 
 
 def check_pixels(x: Tensor, *, what: str) -> Tensor:
@@ -102,6 +108,13 @@ def check_int(value: object, *, what: str, least: int) -> int:
         bounds = f"at least {least}" if number < least else "below 2**63"
         raise InputError(f"{what} must be {bounds}; saw {number}.")
     return number
+
+
+def check_choice(value: T, *, what: str, known: Collection[str]) -> T:
+    """One of the known names."""
+    if value not in known:
+        raise unknown_name(what, str(value), known)
+    return value
 
 
 def check_number(

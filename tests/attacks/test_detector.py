@@ -208,9 +208,9 @@ def test_draws_are_fresh_and_never_those_of_the_judge(monkeypatch, make):
     stream = Defense._stream
 
     def spy(self, *args):
-        name, index = stream(self, *args)
+        name, index, k = stream(self, *args)
         seen.append((id(self), *name))
-        return name, index
+        return name, index, k
 
     monkeypatch.setattr(Defense, "_stream", spy)
     detector_aware(make(), X, Y, repeats=2, **SMALL)

@@ -37,8 +37,7 @@ def tiny() -> tuple[FashionMnist, dict[str, bytes], dict[str, np.ndarray]]:
         md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
         described.append(replace(small, md5=md5))
         contents[file.name], arrays[file.name] = content, array
-    both = replace(FASHION_MNIST, train=tuple(described[:2]), test=tuple(described[2:]))
-    return both, contents, arrays
+    return replace(FASHION_MNIST, files=tuple(described)), contents, arrays
 
 
 def put(folder: Path, contents: dict[str, bytes], *, compressed=()) -> None:
@@ -201,7 +200,7 @@ def test_a_failed_download_says_how_to_do_without(tmp_path, monkeypatch):
 
 def test_the_description_is_consistent():
     assert len(CLASSES) == 10
-    for images, labels in (FASHION_MNIST.train, FASHION_MNIST.test):
+    for images, labels in (FASHION_MNIST.files[:2], FASHION_MNIST.files[2:]):
         assert images.shape == (*labels.shape, 28, 28)
         assert images.size == 16 + math.prod(images.shape)
         assert labels.size == 8 + labels.shape[0]

@@ -157,11 +157,11 @@ WHICH_LABEL = WhichLabel(1.0)
 
 
 def decide(p, *, unit=5, error=0.05, question=WHICH_LABEL):
-    samples, draws, classes = p.shape
+    draws = p.shape[1]
     sums, used = until_decided(
         lambda rows, k: p[rows, k],
         lambda rows, seen, used: question.certain(rows, seen, used, error),
-        samples=samples, classes=classes, draws=draws, unit=unit, chunk=500, like=p,
+        like=p[:, 0], draws=draws, unit=unit, chunk=500,
     )  # fmt: skip
     return sums.argmax(1), used
 

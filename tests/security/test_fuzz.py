@@ -349,7 +349,7 @@ def test_fashion_mnist(examples, tmp_path, monkeypatch, packed):
     drafts = {name: IdxFile(name, shape, "", 0, "") for name, shape in shapes.items()}
     contents = {n: d.header + bytes(d.size - len(d.header)) for n, d in drafts.items()}
     pair = tuple(replace(draft, md5=md5(contents[name])) for name, draft in drafts.items())
-    tiny = FashionMnist(train=pair, test=pair)
+    tiny = FashionMnist(files=(*pair, *pair))
     suffix = ".gz" if packed else ""
     stored = {n: gzip.compress(c) if packed else c for n, c in contents.items()}
     for name, content in stored.items():

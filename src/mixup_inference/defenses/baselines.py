@@ -6,19 +6,10 @@ from typing import Literal, Unpack
 
 from torch import Tensor, nn
 
+from mixup_inference.defenses import transforms
 from mixup_inference.defenses.base import Defense, Options
-from mixup_inference.defenses.transforms import (
-    Size,
-    check_size,
-    crop_pad,
-    crop_resize,
-    resize_pad,
-    rotate,
-    window_sizes,
-)
 from mixup_inference.draws import Draws
-from mixup_inference.errors import unknown_name
-from mixup_inference.validation import check_number
+from mixup_inference.validation import check_choice, check_number
 
 _SIZE = 0  # the slot of a window's size; those of its places follow
 
@@ -64,13 +55,11 @@ class RandomRotation(Defense):
     ) -> None:
         super().__init__(model, **options)
         self.degrees = check_number(degrees, what="degrees", least=0, most=180)
-        if mode not in ("bilinear", "nearest"):
-            raise unknown_name("mode", mode, ["bilinear", "nearest"])
-        self.mode = mode
+        self.mode = check_choice(mode, what="mode", known=("bilinear", "nearest"))
 
     def transform(self, x: Tensor, _: None, numbers: Draws, /) -> Tensor:
         """x, rotated."""
-        return rotate(x, self.degrees * (2 * numbers.uniform(0) - 1), mode=self.mode)
+        return transforms.rotate(x, self.degrees * (2 * numbers.uniform(0) - 1), mode=self.mode)
 
 
 class ResizePad(Defense):
@@ -87,23 +76,21 @@ class ResizePad(Defense):
         self,
         model: nn.Module,
         *,
-        size: Size = (0.5, 0.75),
+        size: transforms.Size = (0.5, 0.75),
         variant: Literal["resize", "crop"] = "resize",
         **options: Unpack[Options],
     ) -> None:
         super().__init__(model, **options)
-        if variant not in ("resize", "crop"):
-            raise unknown_name("variant", variant, ["resize", "crop"])
-        self.size = check_size(size)
-        self.variant = variant
+        self.size = transforms.check_size(size)
+        self.variant = check_choice(variant, what="variant", known=("resize", "crop"))
 
     def transform(self, x: Tensor, _: None, numbers: Draws, /) -> Tensor:
         """x, smaller and somewhere on black."""
-        window = window_sizes(x, self.size, numbers.uniform(_SIZE))
+        window = transforms.window_sizes(x, self.size, numbers.uniform(_SIZE))
         to = _corner(x, window, numbers, 1)
         if self.variant == "resize":
-            return resize_pad(x, *window, *to)
-        return crop_pad(x, *window, *to, *_corner(x, window, numbers, 3))
+            return transforms.resize_pad(x, *window, *to)
+        return transforms.crop_pad(x, *window, *to, *_corner(x, window, numbers, 3))
 
 
 class CropResize(Defense):
@@ -113,15 +100,15 @@ class CropResize(Defense):
     """
 
     def __init__(
-        self, model: nn.Module, *, size: Size = (0.7, 0.95), **options: Unpack[Options]
+        self, model: nn.Module, *, size: transforms.Size = (0.7, 0.95), **options: Unpack[Options]
     ) -> None:
         super().__init__(model, **options)
-        self.size = check_size(size)
+        self.size = transforms.check_size(size)
 
     def transform(self, x: Tensor, _: None, numbers: Draws, /) -> Tensor:
         """A window of x, enlarged."""
-        window = window_sizes(x, self.size, numbers.uniform(_SIZE))
-        return crop_resize(x, *window, *_corner(x, window, numbers, 1))
+        window = transforms.window_sizes(x, self.size, numbers.uniform(_SIZE))
+        return transforms.crop_resize(x, *window, *_corner(x, window, numbers, 1))
 
 
 def _corner(

@@ -7,10 +7,11 @@ from typing import Self, Unpack
 import torch
 from torch import Tensor, nn
 
+from mixup_inference.defenses.base import Options
 from mixup_inference.defenses.early_stopping import EarlyStopping, Stop, until_label, until_side
 from mixup_inference.defenses.gap import Convention, check_convention
 from mixup_inference.defenses.mixup import MixupInference, MixupOptions, Ratio
-from mixup_inference.draws import Draws, make_key
+from mixup_inference.draws import Draws, Stream, make_key
 from mixup_inference.pool import Pool
 from mixup_inference.utils.profiling import Stage, timed
 from mixup_inference.validation import check_images, check_number
@@ -52,10 +53,8 @@ class CombinedInference(EarlyStopping):
     ) -> None:
         detector = MixupInference(model, pool, labels="predicted", lam=lam_detect, **options)
         defender = MixupInference(model, pool, labels="other", lam=lam_defend, **options)
-        super().__init__(
-            model, stop=detector.stop, error=detector.error, draws=detector.draws,
-            seed=detector.seed, fresh=detector.fresh, chunk=detector.chunk, engine=detector.engine,
-        )  # fmt: skip
+        shared = ("stop", "error", *Options.__optional_keys__)
+        super().__init__(model, **{name: getattr(detector, name) for name in shared})
         self.convention = check_convention(convention)
         self.threshold = check_number(threshold, what="threshold", least=-1, most=1)
         self.lam_detect, self.lam_defend = detector.lam, defender.lam
@@ -91,27 +90,22 @@ class CombinedInference(EarlyStopping):
         return self.detector.halve_chunk(x) | self.defender.halve_chunk(x)
 
     @timed(Stage.AVERAGING)
-    def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
+    def forward(self, x: Tensor, *, index: Tensor | None = None, stream: Stream = 0) -> Tensor:
         """The log of the prediction, shape (batch, classes)."""
         return self._predict(check_images(x), index, stream, self.stop_for(x))[0]
 
     @timed(Stage.AVERAGING)
     def draw(
-        self, x: Tensor, draws: int, *, index: Tensor | None = None, stream: str | int = 0
+        self, x: Tensor, draws: int, *, index: Tensor | None = None, stream: Stream = 0
     ) -> Tensor:
         """One answer made of so many draws, shape (batch, 1, classes)."""
         return self._predict(check_images(x), index, stream, None, draws)[0][:, None]
 
     def part_numbers(
-        self,
-        x: Tensor,
-        index: Tensor | None = None,
-        stream: str | int = 0,
-        draws: int | None = None,
+        self, x: Tensor, index: Tensor | None = None, stream: Stream = 0, draws: int | None = None
     ) -> tuple[Draws, Draws]:
         """The random numbers of MI-PL and of MI-OL in a call with these arguments."""
-        name, index = self._stream(x, index, stream)
-        k = self._counted(x, draws)
+        name, index, k = self._stream(x, index, stream, draws)
         detect, defend = (make_key(self.seed, part, *name) for part in ("detect", "defend"))
         return Draws(detect, index, k), Draws(defend, index, k)
 
@@ -119,11 +113,11 @@ class CombinedInference(EarlyStopping):
         self,
         x: Tensor,
         index: Tensor | None,
-        stream: str | int,
+        stream: Stream,
         stop: Stop | None,
         draws: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        detect, defend = self.part_numbers(x, index, stream, draws=draws)
+        detect, defend = self.part_numbers(x, index, stream, draws)
         before = self.detector.base_log_probs(x)
         found, after, used = until_side(
             self.detector, x, before, detect, stop,

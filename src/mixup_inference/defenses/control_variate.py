@@ -8,13 +8,13 @@ and its expectation is zero whatever F is, so it can be subtracted.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mixup_inference.defenses.base import Defense
 from mixup_inference.defenses.label_distribution import LabelDistribution
 from mixup_inference.errors import InputError
 from mixup_inference.models.call import dtype_of, state_of
@@ -29,29 +29,27 @@ class ControlVariate(nn.Module):
     mean: Tensor  # (classes, classes): mu, one row for each y_hat
     _weights: Tensor
 
-    def __init__(self, pool: Pool, p_s: LabelDistribution) -> None:
+    def __init__(self, p_s: LabelDistribution) -> None:
         super().__init__()
         if p_s.weights is None:
             raise InputError(
                 "the control variate needs to know how often each label is drawn; give labels as "
                 "'other', 'predicted' or probabilities, or leave control_variate out."
             )
-        self._pool = (pool,)  # in a tuple: the pool is a submodule of the defence already
         self._made_for: Any = None
         self.register_buffer("_weights", p_s.weights(), persistent=False)
-        empty = torch.zeros(0, pool.classes)
-        self.register_buffer("each", empty, persistent=False)
-        self.register_buffer("mean", empty, persistent=False)
+        self.register_buffer("each", torch.zeros(0), persistent=False)
+        self.register_buffer("mean", torch.zeros(0), persistent=False)
 
-    def update(self, model: nn.Module, log_probs: Callable[[Tensor], Tensor], at_once: int) -> int:
+    def update(self, defense: Defense, pool: Pool) -> int:
         """Pass F over the pool if the model has changed; return the number of forward passes."""
-        pool = self._pool[0]
-        state = state_of(model)
+        state = state_of(defense.model)
         if self._made_for == state:
             return 0
-        dtype = dtype_of(model)
+        dtype, at_once = dtype_of(defense.model), defense._chunk_size(pool.images)
         with torch.no_grad():
-            parts = [log_probs(as_pixels(part, dtype)) for part in pool.images.split(at_once)]
+            images = (as_pixels(part, dtype) for part in pool.images.split(at_once))
+            parts = [defense._classify(part) for part in images]
         self.each = torch.cat(parts).exp()
         by_class = torch.zeros(
             pool.classes, pool.classes, dtype=torch.float64, device=self.each.device
@@ -81,10 +79,6 @@ class ControlVariate(nn.Module):
         drawn = functional.embedding_bag(numbers, self.each, per_sample_weights=weight, mode="sum")
         out: Tensor = drawn - weight.sum(1, keepdim=True) * self.mean[y_hat]
         return out
-
-    def correct(self, log_mean: Tensor, y_hat: Tensor, lam: Tensor, numbers: Tensor) -> Tensor:
-        """Log F_MI without what these draws contribute by chance."""
-        return log_of(log_mean.exp() - self.by_chance(y_hat, lam, numbers).to(log_mean))
 
     def spread(self) -> float:
         """The largest difference of two components of mu."""

@@ -8,7 +8,7 @@ batches.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,9 @@ from mixup_inference.defenses.base import Defense, Options, within_memory
 from mixup_inference.defenses.control_variate import log_of
 from mixup_inference.defenses.gap import Convention, gap
 from mixup_inference.defenses.stopping_rules import Both, Question, WhichLabel, WhichSide
-from mixup_inference.draws import Draws
-from mixup_inference.errors import unknown_name
+from mixup_inference.draws import Draws, Stream
 from mixup_inference.utils.profiling import Stage, timed
-from mixup_inference.validation import check_images, check_number
+from mixup_inference.validation import check_choice, check_images, check_number
 
 if TYPE_CHECKING:
     from mixup_inference.defenses.mixup import MixupInference
@@ -43,9 +42,9 @@ class EarlyStopping(Defense):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(model, **options)
-        if stop not in (None, "exact", "confident"):
-            raise unknown_name("stop", stop, ["exact", "confident"])
-        self.stop: Stop | None = stop
+        self.stop: Stop | None = None
+        if stop is not None:
+            self.stop = check_choice(stop, what="stop", known=get_args(Stop))
         self.error = check_number(error, what="error", least=1e-12, most=0.5)
 
     def stop_for(self, x: Tensor) -> Stop | None:
@@ -55,7 +54,7 @@ class EarlyStopping(Defense):
     @timed(Stage.AVERAGING)
     @torch.no_grad()
     def decide(
-        self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
+        self, x: Tensor, *, index: Tensor | None = None, stream: Stream = 0
     ) -> tuple[Tensor, Tensor]:
         """The log of the prediction, and how many draws each input had: all, or as ``stop`` says.
 
@@ -66,7 +65,7 @@ class EarlyStopping(Defense):
         return self._predict(check_images(x), index, stream, self.stop)
 
     def _predict(
-        self, x: Tensor, index: Tensor | None, stream: str | int, stop: Stop | None
+        self, x: Tensor, index: Tensor | None, stream: Stream, stop: Stop | None
     ) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
@@ -139,16 +138,11 @@ def _until(
             return question.settled(rows, seen.sum(1) - known[rows], used, draws)
         return question.certain(rows, seen, used, mi.error)
 
+    unit = 3 if exact else mi.p_s.round if mi.sampling == "stratified" else 5
+
     def draw_on() -> tuple[Tensor, Tensor]:
         return until_decided(
-            predict,
-            decided,
-            samples=len(x),
-            classes=mi.pool.classes,
-            draws=draws,
-            unit=3 if exact else mi.p_s.round if mi.sampling == "stratified" else 5,
-            chunk=mi._chunk_size(x),
-            like=x,
+            predict, decided, like=known, draws=draws, unit=unit, chunk=mi._chunk_size(x)
         )
 
     sums, used = within_memory(mi, x, draw_on)
@@ -174,12 +168,10 @@ def until_decided(
     predict: Callable[[Tensor, Tensor], Tensor],
     decided: Callable[[Tensor, Tensor, Tensor], Tensor],
     *,
-    samples: int,
-    classes: int,
+    like: Tensor,
     draws: int,
     unit: int,
     chunk: int,
-    like: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Draw for each sample until its answer is decided or all draws are made.
 
@@ -188,19 +180,18 @@ def until_decided(
             numbers.
         decided: whether the answer is decided, for the samples' numbers, the predictions so far
             (samples, draws, classes), zero where not drawn yet, and how many were drawn.
-        samples: how many.
-        classes: how many.
+        like: a tensor of the shape (samples, classes), the type and the device of the sums.
         draws: the most for each sample.
         unit: how many are made between two decisions.
         chunk: how many images ``predict`` is asked for at once.
-        like: a tensor of the same type and on the same device as the predictions.
 
     Returns:
         The sums of the predictions (samples, classes), and how many draws each sample had.
     """
+    samples, classes = like.shape
     room = -(-draws // unit) * unit
     flight = max(1, min(chunk // unit, _KEPT // (room * classes), samples))
-    sums = like.new_zeros(samples, classes)
+    sums = torch.zeros_like(like)
     used = torch.zeros(samples, dtype=torch.int64, device=like.device)
     order, step = (torch.arange(count, device=like.device) for count in (samples, unit))
     rows, waiting = order[:flight], order[flight:]

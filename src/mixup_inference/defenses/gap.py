@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from mixup_inference.errors import unknown_name
+from mixup_inference.validation import check_choice
 
 Convention = Literal["paper", "official"]
 
@@ -28,6 +28,4 @@ def gap(before: Tensor, after: Tensor, convention: Convention = "paper") -> Tens
 
 def check_convention(convention: Convention) -> Convention:
     """One of the two readings of the detection score."""
-    if convention not in ("paper", "official"):
-        raise unknown_name("convention", convention, ["paper", "official"])
-    return convention
+    return check_choice(convention, what="convention", known=("paper", "official"))

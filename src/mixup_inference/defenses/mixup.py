@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal, Self, Unpack
+from typing import Literal, Self, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 
 from mixup_inference.defenses.base import Options, within_memory
-from mixup_inference.defenses.control_variate import ControlVariate
+from mixup_inference.defenses.control_variate import ControlVariate, log_of
 from mixup_inference.defenses.early_stopping import EarlyStopping, Stop, until_label
 from mixup_inference.defenses.label_distribution import Labels, label_distribution
-from mixup_inference.draws import Beta, Draws, Uniform
-from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.draws import Beta, Draws, Stream, Uniform
+from mixup_inference.errors import InputError
 from mixup_inference.pool import Pool, mix
 from mixup_inference.utils.profiling import Stage, timed
-from mixup_inference.validation import check_images, check_number
+from mixup_inference.validation import check_choice, check_images, check_number
 
 Sampling = Literal["independent", "stratified"]
 Ratio = float | Uniform | Beta
@@ -78,19 +78,17 @@ class MixupInference(EarlyStopping):
         super().__init__(model, stop=stop, error=error, **options)
         if not isinstance(pool, Pool):
             raise InputError(f"pool must be a Pool; saw {type(pool).__name__}. Use Pool(x, y).")
-        if sampling not in ("independent", "stratified"):
-            raise unknown_name("sampling", sampling, ["independent", "stratified"])
         self.pool = pool
         self.labels, self.p_s = labels, label_distribution(labels, pool.classes)
         if not isinstance(lam, Uniform | Beta):
             lam = check_number(lam, what="lam", least=0, most=1)
         self.lam: Ratio = lam
-        self.sampling: Sampling = sampling
+        self.sampling: Sampling = check_choice(sampling, what="sampling", known=get_args(Sampling))
         self.control_variate = bool(control_variate)
-        self.predictions = ControlVariate(pool, self.p_s) if control_variate else None
+        self.predictions = ControlVariate(self.p_s) if control_variate else None
 
     @timed(Stage.AVERAGING)
-    def forward(self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0) -> Tensor:
+    def forward(self, x: Tensor, *, index: Tensor | None = None, stream: Stream = 0) -> Tensor:
         """Log F_MI(x), shape (batch, classes); the mean of fewer draws where ``stop`` allows it."""
         if self.stop_for(check_images(x)) is not None:
             return self.decide(x, index=index, stream=stream)[0]
@@ -125,11 +123,12 @@ class MixupInference(EarlyStopping):
         if self.predictions is None:
             return log_mean
         self.prepare()
-        return self.predictions.correct(log_mean, y_hat, *self.partners(y_hat, numbers))
+        chance = self.predictions.by_chance(y_hat, *self.partners(y_hat, numbers))
+        return log_of(log_mean.exp() - chance.to(log_mean))
 
     @timed(Stage.AVERAGING)
     def log_probs(
-        self, x: Tensor, *, index: Tensor | None = None, stream: str | int = 0
+        self, x: Tensor, *, index: Tensor | None = None, stream: Stream = 0
     ) -> tuple[Tensor, Tensor]:
         """Log F(x) and log F_MI(x), with the one pass on x used for both."""
         check_images(x)
@@ -138,7 +137,7 @@ class MixupInference(EarlyStopping):
         return before, self.average(x, y_hat, self.numbers(x, index, stream))
 
     def _predict(
-        self, x: Tensor, index: Tensor | None, stream: str | int, stop: Stop | None
+        self, x: Tensor, index: Tensor | None, stream: Stream, stop: Stop | None
     ) -> tuple[Tensor, Tensor]:
         return until_label(self, x, self.condition(x), self.numbers(x, index, stream), stop)
 
@@ -173,14 +172,10 @@ class MixupInference(EarlyStopping):
 
         Otherwise done at the first call; done anew when the model has changed.
         """
-        if (predictions := self.predictions) is None:
+        if self.predictions is None:
             return 0
-        images = self.pool.images
-        return within_memory(
-            self,
-            images,
-            lambda: predictions.update(self.model, self._classify, self._chunk_size(images)),
-        )
+        update = partial(self.predictions.update, self, self.pool)
+        return within_memory(self, self.pool.images, update)
 
     def with_model(self, model: nn.Module) -> Self:
         """The same defence around another copy of the same model, such as a faster one."""

@@ -115,13 +115,8 @@ def rotate(x: Tensor, degrees: Tensor, *, mode: str = "bilinear") -> Tensor:
     dy, dx = rows - middle_y, columns - middle_x
     angle = placed(degrees * (math.pi / 180)).to(rows.dtype)
     cos, sin = angle.cos(), angle.sin()
-    return sample_at(
-        x,
-        sin * dx + cos * dy + middle_y,
-        cos * dx - sin * dy + middle_x,
-        mode=mode,
-        outside="zeros",
-    )
+    rows, columns = sin * dx + cos * dy + middle_y, cos * dx - sin * dy + middle_x
+    return sample_at(x, rows, columns, mode=mode, outside="zeros")
 
 
 def _inside(x: Tensor, tall: Tensor, wide: Tensor, top: Tensor, left: Tensor) -> Tensor:

@@ -108,10 +108,6 @@ class Passes:
     forward: int = 0
     backward: int = 0
 
-    def came_back(self, images: int) -> None:
-        """Count the gradients of so many images."""
-        self.backward += images
-
 
 @contextmanager
 def count_passes(module: nn.Module, passes: Passes | None = None) -> Iterator[Passes]:
@@ -119,11 +115,13 @@ def count_passes(module: nn.Module, passes: Passes | None = None) -> Iterator[Pa
     passes = Passes() if passes is None else passes
 
     def count(_: nn.Module, args: tuple[Tensor, ...], out: Any) -> None:
-        images = args[0].shape[0]
-        passes.forward += images
+        passes.forward += len(args[0])
         logits = unwrap(out)
         if isinstance(logits, Tensor) and logits.requires_grad:
-            logits.register_hook(lambda _: passes.came_back(images))
+            logits.register_hook(count_back)
+
+    def count_back(gradient: Tensor) -> None:
+        passes.backward += len(gradient)
 
     handle = module.register_forward_hook(count)
     try:
@@ -169,7 +167,7 @@ def _largest_output(model: nn.Module, x: Tensor) -> int:
     """Numbers in the largest output of a convolution, for one image."""
     sizes = [1]
     handles = [
-        part.register_forward_hook(lambda _, __, out: sizes.append(_numel(out)))
+        part.register_forward_hook(lambda _, __, out: sizes.append(out.numel()))
         for part in model.modules()
         if isinstance(part, nn.Conv2d)
     ]
@@ -183,7 +181,3 @@ def _largest_output(model: nn.Module, x: Tensor) -> int:
         for handle in handles:
             handle.remove()
     return max(sizes)
-
-
-def _numel(out: Any) -> int:
-    return out.numel() if isinstance(out, Tensor) else 1

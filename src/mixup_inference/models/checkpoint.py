@@ -18,14 +18,7 @@ from mixup_inference import __version__
 from mixup_inference.errors import InputError
 from mixup_inference.models.registry import closest_model, create_model
 from mixup_inference.models.torch_file import read_torch
-from mixup_inference.utils.io import (
-    expanded,
-    is_file,
-    is_folder,
-    read_safetensors,
-    read_tensors,
-    write_tensors,
-)
+from mixup_inference.utils import io
 
 FORMAT = 1
 WEIGHTS = "model.safetensors"  # in a folder of ours
@@ -44,10 +37,10 @@ def weights_file(name: str | Path) -> Path:
 
     The working folder takes precedence over a shipped model of the same name.
     """
-    path = expanded(name)
-    if not (is_file(path) or is_folder(path)):
+    path = io.expanded(name)
+    if not (io.is_file(path) or io.is_folder(path)):
         path = shipped_models().get(str(name), path)
-    return path / WEIGHTS if is_folder(path) else path
+    return path / WEIGHTS if io.is_folder(path) else path
 
 
 def save_checkpoint(
@@ -67,7 +60,7 @@ def save_checkpoint(
         for name, tensor in model.state_dict().items()
     }
     about = {"format": FORMAT, "version": __version__, "architecture": config_of(model), **header}
-    write_tensors(Path(path), tensors | (extra or {}), about)
+    io.write_tensors(Path(path), tensors | (extra or {}), about)
 
 
 def _halved(tensor: Tensor) -> Tensor:
@@ -106,7 +99,7 @@ def load_checkpoint(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
 
 def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read all tensors of a checkpoint of ours, and its header."""
-    tensors, header = read_tensors(Path(path))
+    tensors, header = io.read_tensors(Path(path))
     if header.get("format") != FORMAT:
         raise InputError(
             f"{path} has checkpoint format {header.get('format')!r}; this version reads {FORMAT}."
@@ -131,7 +124,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     Nothing in a torch file can run; what it holds beside tensors is passed over, with a warning.
     """
     path = weights_file(path)
-    if not is_file(path):
+    if not io.is_file(path):
         raise InputError(f"there is no file {path}.")
     try:
         with path.open("rb") as file:
@@ -139,7 +132,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error}.") from None
     if start[8:9] == b"{":  # safetensors: eight bytes of length, then JSON
-        tensors, header = read_safetensors(path)
+        tensors, header = io.read_safetensors(path)
         if isinstance(header, dict) and header.get("format") == FORMAT:
             fill_weights(model, tensors, path)
             return

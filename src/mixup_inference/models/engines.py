@@ -13,30 +13,28 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from timeit import timeit
+from timeit import repeat
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.errors import InputError
 from mixup_inference.models.call import eval_mode, state_of, unwrap
 from mixup_inference.models.folding import allowed, bare, deviation, fold
 from mixup_inference.utils.profiling import Stage, timed
+from mixup_inference.validation import check_choice
 
 Run = Callable[[Tensor], Tensor]
 
-_ROUNDS = 3
 #: For each model that is alive, its engines and its state when they were made.
 _MADE: WeakKeyDictionary[nn.Module, dict[Any, tuple[Any, Run]]] = WeakKeyDictionary()
 
 
 def check_engine(name: str) -> str:
     """Check the name of an engine."""
-    if name not in (*ENGINES, "auto"):
-        raise unknown_name("engine", name, [*ENGINES, "auto"])
-    return name
+    return check_choice(name, what="engine", known=(*ENGINES, "auto"))
 
 
 def engine_for(name: str, model: nn.Module, x: Tensor) -> Run:
@@ -80,9 +78,7 @@ def _fastest(model: nn.Module, x: Tensor) -> Run:
         except InputError:  # not installed, or not the same function
             continue
     with torch.no_grad():
-        rounds = [[timeit(partial(run, x), number=1) for run in candidates] for _ in range(_ROUNDS)]
-    spent = [min(seconds) for seconds in zip(*rounds, strict=True)]
-    return candidates[spent.index(min(spent))]
+        return min(candidates, key=lambda run: min(repeat(partial(run, x), repeat=3, number=1)))
 
 
 def _eager(model: nn.Module, _: Tensor) -> Run:
@@ -114,7 +110,7 @@ def _compiled(model: nn.Module, _: Tensor) -> Run:
 
 
 def _onnx(model: nn.Module, x: Tensor) -> Run:
-    runtime, _ = _library("onnxruntime", "engines"), _library("onnxscript", "engines")
+    runtime, _ = _library("onnxruntime"), _library("onnxscript")
     with _silent():
         program = torch.onnx.export(
             bare(model), (_pair(x),), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},),
@@ -136,7 +132,7 @@ def _onnx(model: nn.Module, x: Tensor) -> Run:
 
 
 def _openvino(model: nn.Module, x: Tensor) -> Run:
-    openvino = _library("openvino", "engines")
+    openvino = _library("openvino")
     with _silent():
         program = openvino.convert_model(bare(model), example_input=_pair(x))
     settings = {
@@ -172,12 +168,12 @@ def _pair(x: Tensor) -> Tensor:
     return x[:1].repeat(2, 1, 1, 1)
 
 
-def _library(name: str, extra: str) -> Any:
+def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise InputError(
-            f"this engine needs {name}: {error}. Run `pip install mixup-inference[{extra}]`."
+            f"this engine needs {name}: {error}. Run `pip install mixup-inference[engines]`."
         ) from error
 
 

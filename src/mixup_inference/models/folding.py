@@ -8,8 +8,10 @@ may also compute in bfloat16, which is 1.5 to 2 times as fast on processors that
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -17,13 +19,6 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 from mixup_inference.models.call import batch_for, eval_mode, unwrap
 from mixup_inference.utils.profiling import Stage, timed
-
-_FUSE: dict[type[nn.Module], Callable[..., tuple[nn.Parameter, nn.Parameter]]] = {
-    nn.Conv1d: fuse_conv_bn_weights,
-    nn.Conv2d: fuse_conv_bn_weights,
-    nn.Conv3d: fuse_conv_bn_weights,
-    nn.Linear: fuse_linear_bn_weights,
-}
 
 #: For fewer images, making a copy takes longer than it saves.
 WORTHWHILE = 500
@@ -34,6 +29,7 @@ TOLERANCE = 1e-4
 #: The largest allowed difference in probabilities, for a copy that rounds.
 ROUNDED = 0.1
 
+_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -183,19 +179,19 @@ def _fold_traced(model: nn.Module) -> tuple[nn.Module, dict[str, str]]:
         traced = fx.symbolic_trace(model)
     except Exception:
         return model, norms
-    modules = dict(traced.named_modules())
-    for node in list(traced.graph.nodes):
-        before = node.args[0] if node.args else None
-        if node.op != "call_module" or not isinstance(before, fx.Node):
-            continue
+    modules: dict[str, Any] = dict(traced.named_modules())
+    calls = [node for node in traced.graph.nodes if node.op == "call_module"]
+    uses = Counter(str(node.target) for node in calls)
+    for node in calls:
+        before: Any = node.args[0] if node.args else None
         norm = modules.get(str(node.target))
+        if before not in calls or not isinstance(norm, _NORMS) or norm.running_mean is None:
+            continue
         name = str(before.target)
-        layer = modules.get(name) if before.op == "call_module" else None
-        if type(layer) not in _FUSE or not isinstance(norm, _NORMS) or len(before.users) > 1:
+        layer: Any = modules.get(name)
+        shared = len(before.users) > 1 or uses[name] > 1 or name in norms
+        if type(layer) not in _LAYERS or shared:
             continue
-        if norm.running_mean is None or name in norms or _uses(traced, name) > 1:
-            continue
-        assert layer is not None
         layer.weight, layer.bias = (p.requires_grad_(False) for p in _fused(layer, norm))  # noqa: FBT003
         norms[name] = str(node.target)
         node.replace_all_uses_with(before)
@@ -207,16 +203,14 @@ def _fold_traced(model: nn.Module) -> tuple[nn.Module, dict[str, str]]:
 
 def _fused(layer: nn.Module, norm: nn.Module) -> tuple[nn.Parameter, nn.Parameter]:
     """The weight and bias of one layer that is equivalent to the layer and the norm."""
-    one = torch.ones_like(norm.running_var)  # type: ignore[arg-type]
-    return _FUSE[type(layer)](
-        layer.weight,
-        layer.bias,
-        norm.running_mean,
-        norm.running_var,
-        norm.eps,
-        one if norm.weight is None else norm.weight,
-        0 * one if norm.bias is None else norm.bias,
+    fuse: Any = fuse_linear_bn_weights if isinstance(layer, nn.Linear) else fuse_conv_bn_weights
+    mean, variance = norm.running_mean, norm.running_var
+    weight = torch.ones_like(mean) if norm.weight is None else norm.weight
+    bias = torch.zeros_like(mean) if norm.bias is None else norm.bias
+    out: tuple[nn.Parameter, nn.Parameter] = fuse(
+        layer.weight, layer.bias, mean, variance, norm.eps, weight, bias
     )
+    return out
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -225,8 +219,3 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
     }
-
-
-def _uses(traced: fx.GraphModule, target: str) -> int:
-    """How often a layer is called; no norm can be folded into a shared one."""
-    return sum(node.op == "call_module" and node.target == target for node in traced.graph.nodes)

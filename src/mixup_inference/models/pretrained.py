@@ -9,15 +9,8 @@ from typing import Any
 from torch import nn
 
 from mixup_inference.errors import InputError
-from mixup_inference.models.checkpoint import (
-    WEIGHTS,
-    config_of,
-    load_checkpoint,
-    read_checkpoint,
-    save_checkpoint,
-    shipped_models,
-    weights_file,
-)
+from mixup_inference.models import checkpoint
+from mixup_inference.models.checkpoint import WEIGHTS, load_checkpoint, shipped_models
 from mixup_inference.utils.io import expanded, is_file, is_folder, read_checked_json, write_json
 
 CONFIG = "config.json"
@@ -46,7 +39,7 @@ def save_pretrained(
         half: keep the weights in 16 bits, in half the space; measure what that does to accuracy.
         about: whatever else its users should know; JSON.
     """
-    if config_of(model) is None:
+    if checkpoint.config_of(model) is None:
         raise InputError(
             "only models made with create_model can be saved so that they can be built again; "
             "save your own with safetensors and load them with load_weights(model, path)."
@@ -60,7 +53,7 @@ def save_pretrained(
     }
     card = {name: value for name, value in card.items() if value is not None}
     folder = Path(folder)
-    save_checkpoint(folder / WEIGHTS, model, half=half, **card)
+    checkpoint.save_checkpoint(folder / WEIGHTS, model, half=half, **card)
     _, header = load_checkpoint(folder / WEIGHTS)
     write_json(folder / CONFIG, header)
     if repo_id is not None:
@@ -72,7 +65,7 @@ def save_pretrained(
 
 def check_pretrained(folder: Path) -> None:
     """Raise InputError unless a folder holds all that ``save_pretrained`` wrote, unchanged."""
-    _, header = read_checkpoint(folder / WEIGHTS)
+    _, header = checkpoint.read_checkpoint(folder / WEIGHTS)
     if read_checked_json(folder / CONFIG) != header:
         raise InputError(f"{folder / CONFIG} does not belong to {WEIGHTS} beside it.")
 
@@ -86,7 +79,7 @@ def from_pretrained(name: str | Path) -> nn.Module:
     """
     place = expanded(name)
     here = is_file(place) or is_folder(place) or str(name) in shipped_models()
-    path = weights_file(name) if here else _from_hub(str(name))
+    path = checkpoint.weights_file(name) if here else _from_hub(str(name))
     model, header = load_checkpoint(path)
     object.__setattr__(model, "card", header)
     return model
