@@ -13,7 +13,7 @@ from mixup_inference.reporting.claims import claims
 from mixup_inference.reporting.figures import draw, linearity
 from mixup_inference.reporting.figures.chart import inline
 from mixup_inference.reporting.formatting import capitalize, format_settings, percent
-from mixup_inference.reporting.labels import in_worst_case
+from mixup_inference.reporting.labels import in_worst_case, why_missing
 from mixup_inference.reporting.schema import Analysis, Results, Score, Theory
 from mixup_inference.reporting.summary import best, summary
 from mixup_inference.reporting.tables import caption
@@ -131,5 +131,5 @@ def _render(template: str, **context: Any) -> str:
         lstrip_blocks=True,
     )
     called = (format_check, format_settings, in_worst_case, modes, percent, ratios, shown_scores)
-    environment.globals |= {function.__name__: function for function in called}
+    environment.globals |= {function.__name__: function for function in (*called, why_missing)}
     return environment.get_template(template).render(**context)

@@ -6,10 +6,10 @@ is called better unless its interval excludes zero.
 
 from __future__ import annotations
 
+from mixup_inference.defenses import group_of
 from mixup_inference.metrics.accuracy import difference
 from mixup_inference.reporting.adaptive import summarize_adaptive
 from mixup_inference.reporting.formatting import format_change, percent
-from mixup_inference.reporting.labels import defense_group
 from mixup_inference.reporting.schema import Linearity, Results, Row
 from mixup_inference.reporting.tables import strongest_attacks
 
@@ -22,12 +22,7 @@ NO_EFFECT = "has no significant effect on robust accuracy"
 
 def summary(results: Results) -> list[str]:
     """What was evaluated, whether mixup inference helps, at what cost, and why."""
-    pairs = [
-        (row, base)
-        for row in results["rows"]
-        if defense_group(row["defense"]) == "mixup"
-        and (base := undefended_row(results, row["model"]))
-    ]
+    pairs = [pair for pair in with_undefended(results) if group_of(pair[0]["defense"]) == "mixup"]
     effects = {row["title"]: _effect(results, row, base) for row, base in pairs}
     same = [title for title, effect in effects.items() if effect == NO_EFFECT]
     adaptive = summarize_adaptive(results.get("adaptive"))
@@ -118,7 +113,10 @@ def best(results: Results) -> dict[str, set[int]]:
     return marked
 
 
-def undefended_row(results: Results, model: str) -> Row | None:
-    """The first row of a model without a defence."""
-    rows = (row for row in results["rows"] if row["model"] == model)
-    return next((row for row in rows if defense_group(row["defense"]) == "none"), None)
+def with_undefended(results: Results) -> list[tuple[Row, Row]]:
+    """Every row whose model has an undefended row, with the first such row."""
+    bare: dict[str, Row] = {}
+    for row in results["rows"]:
+        if group_of(row["defense"]) == "none":
+            bare.setdefault(row["model"], row)
+    return [(row, bare[row["model"]]) for row in results["rows"] if row["model"] in bare]
