@@ -11,7 +11,7 @@ from mixup_inference.metrics.accuracy import difference
 from mixup_inference.reporting.adaptive import summarize_adaptive
 from mixup_inference.reporting.formatting import format_change, percent
 from mixup_inference.reporting.schema import Linearity, Results, Row
-from mixup_inference.reporting.tables import strongest_attacks
+from mixup_inference.reporting.selection import strongest_attacks, with_undefended
 
 #: Mean deviation from linearity (total variation): below the first a model is close to linear,
 #: above the second far from it. A rule of thumb.
@@ -111,12 +111,3 @@ def best(results: Results) -> dict[str, set[int]]:
             if others and all(difference(cells[top], cells[i])[1] > 0 for i in others):
                 marked[column].add(top)
     return marked
-
-
-def with_undefended(results: Results) -> list[tuple[Row, Row]]:
-    """Every row whose model has an undefended row, with the first such row."""
-    bare: dict[str, Row] = {}
-    for row in results["rows"]:
-        if group_of(row["defense"]) == "none":
-            bare.setdefault(row["model"], row)
-    return [(row, bare[row["model"]]) for row in results["rows"] if row["model"] in bare]

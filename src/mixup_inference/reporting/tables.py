@@ -10,20 +10,6 @@ from mixup_inference.reporting.schema import Adaptive, Results, Robust
 from mixup_inference.utils.text import markdown_words, spreadsheet_cell
 
 
-def last_of_each_mode(columns: Sequence[str]) -> list[str]:
-    """Clean, and the column with the most steps of each attack mode, which comes last.
-
-    >>> last_of_each_mode(["clean", "untargeted PGD-10", "untargeted PGD-50"])
-    ['clean', 'untargeted PGD-50']
-    """
-    return list({column.split(" ")[0]: column for column in columns}.values())
-
-
-def strongest_attacks(columns: Sequence[str]) -> list[str]:
-    """The column with the most steps of each attack mode."""
-    return [column for column in last_of_each_mode(columns) if column != "clean"]
-
-
 def markdown(results: Results) -> str:
     """The tables with intervals, for a README or a paper's appendix."""
     columns = results["columns"]

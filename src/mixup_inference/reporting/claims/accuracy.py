@@ -8,13 +8,11 @@ from typing import Any
 
 from mixup_inference.defenses import group_of
 from mixup_inference.metrics.accuracy import correlation, difference, from_bits, newcombe
-from mixup_inference.reporting import labels
-from mixup_inference.reporting.claims import base
-from mixup_inference.reporting.claims.base import CLAIMED, MARGIN, Claim, Verdict
+from mixup_inference.reporting import labels, selection
+from mixup_inference.reporting.claims.base import CLAIMED, MARGIN, Claim, Verdict, verdict_of
 from mixup_inference.reporting.formatting import format_change
 from mixup_inference.reporting.schema import Cell, Results, Row
-from mixup_inference.reporting.summary import with_undefended
-from mixup_inference.reporting.tables import strongest_attacks
+from mixup_inference.reporting.selection import strongest_attacks
 
 #: The lambda of MI-OL where a row does not set one.
 DEFAULT_LAM = 0.5
@@ -27,7 +25,7 @@ def accuracy_claims(results: Results) -> Iterator[Claim]:
     """All of them, if the run has an attack."""
     if not strongest_attacks(results["columns"]):
         return
-    models = base.models_by_objective(results, (row["model"] for row in results["rows"]))
+    models = selection.models_by_objective(results, (row["model"] for row in results["rows"]))
     mixed = list(filter(labels.uses_mixup, models))
     for objective in mixed:
         yield from _defended(results, objective)
@@ -62,7 +60,7 @@ def _better(results: Results, id_: str, statement: str, row: Row, others: list[R
         for column in strongest_attacks(results["columns"])
     }
     estimates = tuple(gain for some in gains.values() for gain, _ in some)
-    verdict = base.verdict_of(estimates, min_effect=MARGIN)
+    verdict = verdict_of(estimates, min_effect=MARGIN)
     end = 2 if verdict == "does not hold" else 1  # of the interval that decides
     found = []
     for column, some in gains.items():
@@ -104,7 +102,7 @@ def _combined(results: Results, objectives: list[str]) -> Iterator[Claim]:
 def _rows(results: Results, objective: str, defense: str) -> list[Row]:
     """The rows of a defence on models that were trained with an objective."""
     rows = [row for row in results["rows"] if row["defense"] == defense]
-    return [row for row in rows if base.objective_of(results, row["model"]) == objective]
+    return [row for row in rows if selection.objective_of(results, row["model"]) == objective]
 
 
 def _ablation(results: Results, models: dict[str, str]) -> Iterator[Claim]:
@@ -133,9 +131,9 @@ def _ablation(results: Results, models: dict[str, str]) -> Iterator[Claim]:
 
 def _longer_training(results: Results) -> Iterator[Claim]:
     """The longest against the shortest of trainings that differ in nothing else."""
-    for lengths in base.differing_in(results, "epochs"):
+    for lengths in selection.differing_in(results, "epochs"):
         both = [pick(lengths, key=lengths.__getitem__) for pick in (max, min)]
-        objective = base.objective_of(results, both[0])
+        objective = selection.objective_of(results, both[0])
         if labels.uses_mixup(objective) and (pairs := _alike(results, *both)):
             yield _gains_more(
                 results,
@@ -149,11 +147,11 @@ def _longer_training(results: Results) -> Iterator[Claim]:
 
 def _matched_lambda(results: Results) -> Iterator[Claim]:
     """Training at MI-OL's lambda against training at random ones."""
-    for lams in base.differing_in(results, "lam"):
+    for lams in selection.differing_in(results, "lam"):
         usual = [model for model, lam in lams.items() if lam is None]
         fixed = {model: lam for model, lam in lams.items() if lam is not None and usual}
         for model, lam in fixed.items():
-            mixed = labels.uses_mixup(base.objective_of(results, model))
+            mixed = labels.uses_mixup(selection.objective_of(results, model))
             if mixed and (pairs := _alike(results, model, usual[0], lam=lam)):
                 yield _gains_more(
                     results,
@@ -172,7 +170,7 @@ def _lam(row: Row) -> Any:
 def _pairs(results: Results, model: str) -> list[Pair]:
     """A model's MI-OL rows, each with the undefended row."""
     wanted = (model, CLAIMED)
-    pairs = with_undefended(results)
+    pairs = selection.with_undefended(results)
     return [pair for pair in pairs if (pair[0]["model"], pair[0]["defense"]) == wanted]
 
 
@@ -198,7 +196,7 @@ def _gains_more(
         found.append(f"{column}: {', '.join(both)}, difference {format_change(gaps[-1])}")
     evidence = f"{'; '.join(found)}; one training run each."
     about = tuple(row["title"] for row, _ in pairs.values())
-    verdict = base.verdict_of(gaps, min_effect=MARGIN)
+    verdict = verdict_of(gaps, min_effect=MARGIN)
     return Claim(id_, statement, source, verdict, evidence, tuple(gaps), about)
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, TypeVar
+from typing import Literal
 
-from mixup_inference.evaluation.detection import middle
 from mixup_inference.metrics.accuracy import IntervalEstimate, mean_interval, newcombe
-from mixup_inference.reporting import labels
+from mixup_inference.reporting import labels, selection
 from mixup_inference.reporting.adaptive import AdaptiveVerdict, adaptive_verdicts, failed_checks
-from mixup_inference.reporting.claims import base
-from mixup_inference.reporting.claims.base import CLAIMED, Claim, Verdict, verdict_of
+from mixup_inference.reporting.claims.base import CLAIMED, MARGIN, Claim, Verdict, verdict_of
 from mixup_inference.reporting.formatting import format_mean
 from mixup_inference.reporting.schema import Linearity, Results, Score, Theory
 
@@ -22,13 +20,11 @@ MECHANISMS = {
     "perturbation_shrinkage": ("perturbation-shrinkage", "Perturbation shrinkage"),
 }
 
-Entry = TypeVar("Entry", Score, Theory)
-
 
 def figure_claims(results: Results) -> Iterator[Claim]:
     """Linearity, detection, and the two mechanisms of the theory."""
     figures = results.get("figures") or {}
-    models = base.models_by_objective(results, figures)
+    models = selection.models_by_objective(results, figures)
     mixed = list(filter(labels.uses_mixup, models))
     for objective in mixed:
         for plain in filter(models.__contains__, labels.without_mixup(objective)):
@@ -67,8 +63,8 @@ def _linearity(found: dict[str, Linearity]) -> Claim:
 
 def _detection(model: str, scores: Sequence[Score], rival: str) -> Iterator[Claim]:
     """MI-PL against another score, both at the ratio nearest 0.5; intervals must not overlap."""
-    ours = _nearest([s for s in scores if s["score"] == CLAIMED_SCORE])
-    theirs = _nearest([s for s in scores if s["score"] == rival])
+    ours = selection.nearest([s for s in scores if s["score"] == CLAIMED_SCORE])
+    theirs = selection.nearest([s for s in scores if s["score"] == rival])
     pairs = [(s, t) for s in ours for t in theirs if s["attack"] == t["attack"]]
     if not pairs:
         return
@@ -93,7 +89,7 @@ def _detection(model: str, scores: Sequence[Score], rival: str) -> Iterator[Clai
 
 def _theory(model: str, entries: Sequence[Theory]) -> Iterator[Claim]:
     """The robustness improving condition and the two mechanisms, at the ratio nearest 0.5."""
-    nearest = _nearest([e for e in entries if e["kind"] == CLAIMED])
+    nearest = selection.nearest([e for e in entries if e["kind"] == CLAIMED])
     if not nearest:
         return
     where = f"MI-OL, lambda {nearest[0]['lam']:g}"
@@ -138,12 +134,6 @@ def _mean(entry: Theory, part: Literal["adversarial", "y_hat"], key: str) -> Int
     return mean_interval(estimate["mean"], estimate["se"], entry["counts"]["used"])
 
 
-def _nearest(entries: list[Entry]) -> list[Entry]:
-    """The entries at the ratio nearest to 0.5; all of them if they have none."""
-    ratios = [e["lam"] for e in entries if e["lam"] is not None]
-    return [e for e in entries if e["lam"] == middle(ratios)] if ratios else entries
-
-
 def adaptive_claims(results: Results) -> Iterator[Claim]:
     """One for each row of MI-OL on a model that was trained with mixup."""
     adaptive = results.get("adaptive")
@@ -151,10 +141,11 @@ def adaptive_claims(results: Results) -> Iterator[Claim]:
         return
     models = {row["title"]: row["model"] for row in results["rows"] if row["defense"] == CLAIMED}
     for found in adaptive_verdicts(adaptive):
-        objective = base.objective_of(results, models[found.title]) if found.title in models else ""
+        model = models.get(found.title)
+        objective = None if model is None else selection.objective_of(results, model)
         if not labels.uses_mixup(objective):
             continue
-        verdict = verdict_of([found.change], min_effect=base.MARGIN)
+        verdict = verdict_of([found.change], min_effect=MARGIN)
         if not _is_reliable(verdict, found):
             verdict = "undecided"
         doubt = " Checks of the attacks failed." if found.failures else ""

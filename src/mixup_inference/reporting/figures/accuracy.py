@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mixup_inference.reporting.claims.base import differing_in, objective_of
 from mixup_inference.reporting.figures import style
 from mixup_inference.reporting.figures.chart import Chart, Record, distinct, estimate, only
 from mixup_inference.reporting.formatting import capitalize, format_settings
 from mixup_inference.reporting.labels import defense_title, objective_title
 from mixup_inference.reporting.schema import Analysis, Results
-from mixup_inference.reporting.tables import last_of_each_mode
+from mixup_inference.reporting.selection import differing_in, last_of_each_mode, objective_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

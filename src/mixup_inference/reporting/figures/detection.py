@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mixup_inference.evaluation.detection import middle
 from mixup_inference.reporting.figures import style
 from mixup_inference.reporting.figures.chart import Chart, Record, distinct, estimate, only
 from mixup_inference.reporting.schema import Analysis, Score
+from mixup_inference.reporting.selection import nearest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,13 +44,13 @@ def _paint_auc(figure: Figure, rows: list[Record]) -> None:
 
 def roc(model: str, entry: Analysis) -> Chart:
     """ROC curves at the ratio nearest to 0.5."""
-    scores = entry["detection"]["scores"]
-    lam = middle([found["lam"] for found in scores if found["lam"] is not None])
+    scores = nearest(entry["detection"]["scores"])
+    lam = max(found["lam"] for found in scores if found["lam"] is not None)
     rows = [
         _score(model, found)
         | {"auc": found["auc"], "false_positives": false, "true_positives": true}
         for found in scores
-        if found["lam"] in (lam, None) and "roc" in found
+        if "roc" in found
         for false, true in zip(*found["roc"].values(), strict=True)
     ]
     attacks = distinct(rows, "attack")
