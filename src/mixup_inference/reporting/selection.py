@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from mixup_inference.defenses import group_of
 from mixup_inference.evaluation.detection import middle
+from mixup_inference.metrics.accuracy import IntervalEstimate, difference
 from mixup_inference.reporting.schema import Results, Row, Score, Theory
 
 Entry = TypeVar("Entry", Score, Theory)
@@ -35,6 +36,11 @@ def with_undefended(results: Results) -> list[tuple[Row, Row]]:
         if group_of(row["defense"]) == "none":
             bare.setdefault(row["model"], row)
     return [(row, bare[row["model"]]) for row in results["rows"] if row["model"] in bare]
+
+
+def gain(row: Row, other: Row, column: str) -> IntervalEstimate:
+    """How much more accurate one row is than another in a column."""
+    return difference(row["cells"][column], other["cells"][column])
 
 
 def nearest(entries: Sequence[Entry]) -> list[Entry]:

@@ -11,7 +11,7 @@ from mixup_inference.metrics.accuracy import difference
 from mixup_inference.reporting.adaptive import summarize_adaptive
 from mixup_inference.reporting.formatting import format_change, percent
 from mixup_inference.reporting.schema import Linearity, Results, Row
-from mixup_inference.reporting.selection import strongest_attacks, with_undefended
+from mixup_inference.reporting.selection import gain, strongest_attacks, with_undefended
 
 #: Mean deviation from linearity (total variation): below the first a model is close to linear,
 #: above the second far from it. A rule of thumb.
@@ -23,8 +23,6 @@ NO_EFFECT = "has no significant effect on robust accuracy"
 def summary(results: Results) -> list[str]:
     """What was evaluated, whether mixup inference helps, at what cost, and why."""
     pairs = [pair for pair in with_undefended(results) if group_of(pair[0]["defense"]) == "mixup"]
-    effects = {row["title"]: _effect(results, row, base) for row, base in pairs}
-    same = [title for title, effect in effects.items() if effect == NO_EFFECT]
     adaptive = summarize_adaptive(results.get("adaptive"))
     sentences = [_setup(results), *([adaptive] if adaptive else [])]
     if reused := results.get("reused_models"):
@@ -32,11 +30,13 @@ def summary(results: Results) -> list[str]:
             "Trained by an older version of the code and reused on purpose (--reuse-models): "
             f"{', '.join(reused)}."
         )
-    sentences += [
-        _describe(results, row, base, effects[row["title"]])
-        for row, base in pairs
-        if row["title"] not in same
-    ]
+    same = []
+    for row, base in pairs:
+        effect = _effect(results, row, base)
+        if effect == NO_EFFECT:
+            same.append(row["title"])
+        else:
+            sentences.append(_describe(results, row, base, effect))
     if same:
         sentences.append(f"No significant effect on robust accuracy: {', '.join(same)}.")
     figures = results.get("figures") or {}
@@ -59,8 +59,7 @@ def _setup(results: Results) -> str:
 
 def _effect(results: Results, row: Row, base: Row) -> str:
     """The effect of a defence under the strongest oblivious attacks; empty without an attack."""
-    columns = strongest_attacks(results["columns"])
-    gains = [difference(row["cells"][c], base["cells"][c]) for c in columns]
+    gains = [gain(row, base, column) for column in strongest_attacks(results["columns"])]
     if not gains:
         return ""
     if all(low > 0 for _, low, _ in gains):
@@ -74,7 +73,7 @@ def _effect(results: Results, row: Row, base: Row) -> str:
 
 def _describe(results: Results, row: Row, base: Row, effect: str) -> str:
     """One defended row against its undefended model."""
-    clean = format_change(difference(row["cells"]["clean"], base["cells"]["clean"]))
+    clean = format_change(gain(row, base, "clean"))
     cost = f"clean accuracy {clean}, {row['passes_per_image']:.0f} forward passes per image"
     if not effect:
         return f"{row['title']}: {cost}."
