@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from mixup_inference.metrics.accuracy import IntervalEstimate
 from mixup_inference.reporting import labels
-from mixup_inference.reporting.formatting import format_change, format_points, percent
+from mixup_inference.reporting.formatting import format_change, format_eps, format_points, percent
 from mixup_inference.reporting.schema import Adaptive, AdaptiveRow, Check
 
 Conclusion = Literal["significantly higher", "significantly lower", "not significant"]
@@ -181,7 +181,7 @@ def _describe_method(adaptive: Adaptive) -> str:
     """How the numbers under adaptive attacks were measured."""
     return (
         f"Accuracy in percent on {adaptive['points']} test points under attack "
-        f"({adaptive['norm']}, eps {adaptive['eps']:.4g}); randomised defences average "
+        f"({adaptive['norm']}, eps {format_eps(adaptive['eps'])}); randomised defences average "
         f"{adaptive['draws']} draws. Each adversarial example is evaluated {adaptive['repeats']} "
         "times with fresh draws that no attack has seen, and the 95% intervals cover both points "
         "and draws. The worst case takes, for each point, the attack that fools the defence most "

@@ -11,7 +11,7 @@ from mixup_inference.reporting.adaptive import adaptive_section, format_check
 from mixup_inference.reporting.claims import claims
 from mixup_inference.reporting.figures import draw, linearity
 from mixup_inference.reporting.figures.chart import inline
-from mixup_inference.reporting.formatting import capitalize, format_settings, percent
+from mixup_inference.reporting.formatting import capitalize, format_eps, format_settings, percent
 from mixup_inference.reporting.labels import in_worst_case, why_missing
 from mixup_inference.reporting.schema import Analysis, Results, Theory
 from mixup_inference.reporting.selection import nearest
@@ -123,6 +123,7 @@ def _render(template: str, **context: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    called = (format_check, format_settings, in_worst_case, modes, nearest, percent, ratios)
-    environment.globals |= {function.__name__: function for function in (*called, why_missing)}
+    called = (in_worst_case, modes, nearest, percent, ratios, why_missing)
+    formats = (format_check, format_eps, format_settings)
+    environment.globals |= {function.__name__: function for function in (*called, *formats)}
     return environment.get_template(template).render(**context)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mixup_inference.reporting.adaptive import adaptive_section, verdict_lines
-from mixup_inference.reporting.formatting import capitalize, csv_text, format_interval
+from mixup_inference.reporting.formatting import capitalize, csv_text, format_eps, format_interval
 from mixup_inference.reporting.schema import Adaptive, Results, Robust
 from mixup_inference.utils.text import markdown_words, spreadsheet_cell
 
@@ -63,7 +63,8 @@ def caption(results: Results) -> str:
     if (attack := spec.get("attack")) is not None:
         attacks = (
             f"the attacks are oblivious: they know the undefended model only ({attack['norm']}, "
-            f"eps {attack['eps']:.4g}, step {attack['step']:.4g}, {attack['labels']} labels)"
+            f"eps {format_eps(attack['eps'])}, step {format_eps(attack['step'])}, "
+            f"{attack['labels']} labels)"
         )
     if spec["data"].get("pool") == "test":
         leak = " They draw from the whole test set, including the test points and their labels."

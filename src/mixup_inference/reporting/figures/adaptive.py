@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mixup_inference.errors import InputError
 from mixup_inference.reporting.figures import style
 from mixup_inference.reporting.figures.chart import Chart, Record, distinct, estimate, only
+from mixup_inference.reporting.formatting import format_eps
 from mixup_inference.reporting.schema import Adaptive, Analysis
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ def gallery(model: str, entry: Analysis) -> Chart:
 def examples(found: dict[str, Any]) -> Chart:
     """Figure 5: examples of an adaptive attack, one per column."""
     common = {"defense": found["title"], "attack": found["attack"], "eps": found["eps"]}
-    title = f"Adaptive examples: {found['title']}, {found['attack']}, eps {found['eps']:.4g}"
+    given = f"{found['attack']}, eps {format_eps(found['eps'])}"
+    title = f"Adaptive examples: {found['title']}, {given}"
     shown = ("clean", "perturbation", "adversarial")
     return _gallery("adaptive-examples", title, found["entries"], shown, common)
 
