@@ -49,24 +49,23 @@ def _comment(tuned: Tuned, what: str, loss: float) -> str:
 
 def _print(console: Console, tuned: Tuned, defense: str, loss: float) -> None:
     """The grid on the tuning points, and the choice on the test points."""
-    attacks = list(tuned.chosen.attacked)
     print_line(
         console,
         f"{defense} on {tuned.base.total} tuning points; undefended and clean: "
         f"{percent(tuned.base.value)}. Allowed to lose {100 * loss:g} points.",
     )
     width = max(len(in_words(t.settings)) for t in tuned.trials) + 2
-    heads = "".join(name.rjust(13) for name in ("clean", *attacks))
-    print_line(console, " " * width + heads, "bold")
+    print_line(console, _line("", width, ["clean", *tuned.chosen.attacked]), "bold")
     for trial in tuned.trials:
-        cells = [trial.clean, *trial.attacked.values()]
+        shown = [percent(cell.value) for cell in (trial.clean, *trial.attacked.values())]
         mark = "  <- chosen" if trial == tuned.chosen else ""
-        line = in_words(trial.settings).ljust(width)
-        line += "".join(percent(cell.value).rjust(13) for cell in cells)
-        print_line(console, line + mark)
+        print_line(console, _line(in_words(trial.settings), width, shown) + mark)
     print_line(console, f"\nOn {tuned.reported[0][0].total} test points:")
     width = max(len(row.title) for row in tuned.rows) + 2
     for row, cells in zip(tuned.rows, tuned.reported, strict=True):
-        line = row.title.ljust(width)
-        line += "".join(format_margin(cell_entry(cell)).rjust(13) for cell in cells)
-        print_line(console, line)
+        shown = [format_margin(cell_entry(cell)) for cell in cells]
+        print_line(console, _line(row.title, width, shown))
+
+
+def _line(title: str, width: int, cells: list[str]) -> str:
+    return title.ljust(width) + "".join(cell.rjust(13) for cell in cells)
