@@ -66,7 +66,7 @@ def test_a_change_is_significant_if_its_interval_excludes_zero(adaptive, change,
     adaptive["rows"][1]["versus_base"] = interval(*change)
     verdict = adaptive_verdicts(adaptive)[0]
     assert (verdict.title, verdict.change) == ("Mixup + MI-OL", change)
-    assert (verdict.conclusion, verdict.checked) == (conclusion, True)
+    assert (verdict.conclusion, verdict.failures) == (conclusion, [])
 
 
 def test_the_context_of_a_verdict_has_the_oblivious_attack_if_there_was_one(adaptive):

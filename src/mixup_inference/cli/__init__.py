@@ -16,7 +16,7 @@ from cyclopts import App, CycloptsError, Parameter
 from mixup_inference import __version__
 from mixup_inference.cli.catalogue import data_app, models_app
 from mixup_inference.cli.console import examples, profiled
-from mixup_inference.cli.options import Common, OneModel, Processes
+from mixup_inference.cli.options import Common, Flag, OneModel, Part, Processes
 from mixup_inference.cli.runs import runs_app
 from mixup_inference.errors import MixupInferenceError, MixupInferenceWarning
 from mixup_inference.utils.text import plain_lines
@@ -50,39 +50,18 @@ app.command(runs_app)
 SPEC = Parameter(help="Name of a shipped experiment, or path of a TOML file.")
 Spec = Annotated[str, SPEC]
 OptionalSpec = Annotated[str | None, SPEC]
-
-Points = Annotated[
-    int | None,
-    Parameter(
-        help="Only the first so many test points. A run of its own: models are trained anew."
-    ),
-]
-DryRun = Annotated[
-    bool,
-    Parameter(
-        name=["--dry-run", "-n"],
-        negative="",
-        help="Only print what would be computed, and how long that would take on this machine.",
-    ),
-]
-Smoke = Annotated[
-    bool, Parameter(negative="", help="End to end on 32 images, one step of training and attack.")
-]
-
 Profile = Annotated[
-    bool,
+    Flag,
     Parameter(
-        negative="",
         help="Print on stderr, at the end, where the time went: F forward and backward, drawing, "
-        "mixing, loading, ... No result changes; parts that are there already take no time.",
+        "mixing, loading, ... No result changes; parts that are there already take no time."
     ),
 ]
 
 Loss = Annotated[
     float, Parameter(help="Percentage points of clean accuracy that may be lost for robustness.")
 ]
-
-
+WHOLE = Part()
 COMMON = Common()
 ALONE = Processes()
 NO_MODEL = OneModel()
@@ -97,9 +76,7 @@ def run(
     spec: Spec = "digits",
     /,
     *,
-    points: Points = None,
-    dry_run: DryRun = False,
-    smoke: Smoke = False,
+    part: Part = WHOLE,
     processes: Processes = ALONE,
     common: Common = COMMON,
 ) -> None:
@@ -108,9 +85,9 @@ def run(
     from mixup_inference.experiments import spec as specs  # noqa: PLC0415
 
     loaded = specs.load_spec(spec, allow_code=common.allow_code)
-    loaded = loaded if points is None else specs.on_points(loaded, points)
-    loaded = specs.smoke(loaded) if smoke else loaded
-    if dry_run:
+    loaded = loaded if part.points is None else specs.on_points(loaded, part.points)
+    loaded = specs.smoke(loaded) if part.smoke else loaded
+    if part.dry_run:
         print_plan(loaded, common)
     else:
         work("run", loaded, common, processes)
@@ -230,7 +207,7 @@ def report(
     write_reports(runs, output)
 
 
-def _stage(stage: str, spec: str, common: Common, processes: Processes = ALONE) -> None:
+def _stage(stage: str, spec: str, common: Common, processes: Processes) -> None:
     from mixup_inference.cli.run import work  # noqa: PLC0415 (--help must not wait for all this)
     from mixup_inference.experiments import load_spec  # noqa: PLC0415
 

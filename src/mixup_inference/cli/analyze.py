@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from mixup_inference.cli.evaluate_options import make_spec, refuse_adaptive, refuse_others
-from mixup_inference.cli.options import OneModel
+from mixup_inference.cli.evaluate_options import spec_and_model
+from mixup_inference.cli.options import Common, OneModel
 from mixup_inference.cli.run import open_experiment
-from mixup_inference.experiments import analyses, check_spec, load_spec
+from mixup_inference.experiments import analyses, check_spec
 from mixup_inference.experiments.spec import FiguresSpec
 from mixup_inference.metrics.accuracy import mean_interval
 from mixup_inference.reporting.console import print_line
 from mixup_inference.reporting.summary import describe_linearity
 from mixup_inference.utils.io import add_checksums, write_json
 
-if TYPE_CHECKING:
-    from mixup_inference.cli.options import Common
-
 
 def analyze_one(name: str | None, one: OneModel, common: Common) -> None:
     """Analyse the models of an experiment, or one of the user's own."""
-    if one.data is None:
-        refuse_others(one, {"model"})
-        spec = load_spec(name or "digits", allow_code=common.allow_code)
-        model = one.model
-    else:
-        refuse_adaptive(one)
-        spec, model = make_spec(one, name), "model"
+    spec, model = spec_and_model(name, one, common, allowed={"model"})
     figures = (spec.figures or FiguresSpec()).model_dump() | {"gallery": 0}
     figures |= {} if model is None else {"models": (model,)}
     document = spec.model_dump(exclude_none=True) | {"figures": figures}

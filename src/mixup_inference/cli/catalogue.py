@@ -15,20 +15,16 @@ from mixup_inference.registry import Registry
 
 def registered_names() -> str:
     """All names that commands and specs take, by kind."""
-    from mixup_inference.attacks import ATTACKS  # noqa: PLC0415
-    from mixup_inference.datasets import DATASETS  # noqa: PLC0415
-    from mixup_inference.defenses import DEFENSES  # noqa: PLC0415
-    from mixup_inference.detection import SCORES  # noqa: PLC0415
-    from mixup_inference.models import NETWORKS  # noqa: PLC0415
+    from mixup_inference import attacks, datasets, defenses, detection, models  # noqa: PLC0415
     from mixup_inference.training import OBJECTIVES  # noqa: PLC0415
 
     kinds: dict[str, Registry[Any]] = {
-        "Defences": DEFENSES,
-        "Attacks": ATTACKS,
+        "Defences": defenses.DEFENSES,
+        "Attacks": attacks.ATTACKS,
         "Objectives": OBJECTIVES,
-        "Networks": NETWORKS,
-        "Data sets": DATASETS,
-        "Detection scores": SCORES,
+        "Networks": models.NETWORKS,
+        "Data sets": datasets.DATASETS,
+        "Detection scores": detection.SCORES,
     }
     lines = [f"{kind}: {', '.join(registry)}." for kind, registry in kinds.items()]
     return "\n".join([*lines, "Your own: package.module:attribute, see docs/bring-your-own.md."])

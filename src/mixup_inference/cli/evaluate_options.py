@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from mixup_inference.attacks import ATTACKS, get_attack, is_library
-from mixup_inference.cli.options import POINTS, OneModel
+from mixup_inference.cli.options import POINTS, Common, OneModel
 from mixup_inference.defenses import DEFENSES
 from mixup_inference.errors import InputError
 from mixup_inference.evaluation.grid_search import in_words
-from mixup_inference.experiments import Spec, check_spec
+from mixup_inference.experiments import Spec, check_spec, load_spec
 from mixup_inference.experiments.spec import AdaptiveAttackSpec, standard_attacks
 from mixup_inference.models import from_pretrained
 from mixup_inference.registry import is_code
@@ -38,21 +38,30 @@ def adaptive_section(one: OneModel) -> dict[str, Any] | None:
     return {key: value for key, value in section.items() if value is not None}
 
 
-def refuse_adaptive(one: OneModel) -> None:
-    """Refuse adaptive attacks, where they would be ignored."""
+def spec_and_model(
+    name: str | None,
+    one: OneModel,
+    common: Common,
+    *,
+    allowed: set[str],
+    never: Collection[str] = (),
+    tuning: int = 0,
+) -> tuple[Spec, str | None]:
+    """What `analyze` and `tune` are about: models of an experiment, or one of the user's own.
+
+    Options that would be ignored are refused: all but the ``allowed`` ones for an experiment, those
+    in ``never`` for a model of the user's own.
+    """
+    ours = one.data is None
+    given = [f.name for f in fields(one) if getattr(one, f.name) != f.default]
+    if wrong := [n for n in given if (n not in allowed if ours else n in never)]:
+        names = ", ".join("--" + name.replace("_", "-") for name in wrong)
+        raise InputError(f"{names} would be ignored here; leave it out.")
+    if ours:
+        return load_spec(name or "digits", allow_code=common.allow_code), one.model
     if adaptive_section(one) is not None:
         raise InputError("adaptive attacks are for `evaluate`; leave out --attack.")
-
-
-def refuse_useless(one: OneModel, spec: Spec) -> None:
-    """Refuse an attack that was asked for by name and makes no sense for any row."""
-    for name in _names(one):
-        attack = AdaptiveAttackSpec(attack="eot-pgd" if name == "adaptive" else name)
-        if not any(spec.attack_applies(attack, row) for row in spec.rows):
-            entry = get_attack(attack.attack)
-            needs = entry.requires or "does not apply to this defence"
-            hint = "; give their weights with --surrogate" if entry.surrogates else ""
-            raise InputError(f"--attack {name} would do nothing: it {needs}{hint}.")
+    return make_spec(one, name, tuning=tuning), "model"
 
 
 def _names(one: OneModel) -> list[str]:
@@ -95,15 +104,6 @@ def _known(document: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]
     if kind.is_external:
         return settings
     return {key: value for key, value in settings.items() if key in kind.defaults}
-
-
-def refuse_others(one: OneModel, allowed: set[str] | None, *, never: Collection[str] = ()) -> None:
-    """Refuse options that would be ignored: all but the allowed ones, and those in ``never``."""
-    given = [f.name for f in fields(one) if getattr(one, f.name) != f.default]
-    wrong = [n for n in given if n in never or (allowed is not None and n not in allowed)]
-    if wrong:
-        names = ", ".join("--" + name.replace("_", "-") for name in wrong)
-        raise InputError(f"{names} would be ignored here; leave it out.")
 
 
 def load_code(one: OneModel) -> None:
@@ -175,9 +175,20 @@ def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
         "adaptive": adaptive_section(one),
         "rows": rows,
     }
-    spec_of_it = check_spec(document, source="options", allow_code=True)
-    refuse_useless(one, spec_of_it)
-    return spec_of_it
+    made = check_spec(document, source="options", allow_code=True)
+    for asked in _names(one):
+        _refuse_useless(asked, made)
+    return made
+
+
+def _refuse_useless(name: str, spec: Spec) -> None:
+    """Refuse an attack that was asked for by name and makes no sense for any row."""
+    attack = AdaptiveAttackSpec(attack="eot-pgd" if name == "adaptive" else name)
+    if not any(spec.attack_applies(attack, row) for row in spec.rows):
+        entry = get_attack(attack.attack)
+        needs = entry.requires or "does not apply to this defence"
+        hint = "; give their weights with --surrogate" if entry.surrogates else ""
+        raise InputError(f"--attack {name} would do nothing: it {needs}{hint}.")
 
 
 def _name_of(weights: str | None) -> str:

@@ -15,6 +15,23 @@ DataRoot = Annotated[
     ),
 ]
 
+Flag = Annotated[bool, Parameter(negative="")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Part:
+    """How much of an experiment is run."""
+
+    points: int | None = None
+    "Only the first so many test points. A run of its own: models are trained anew."
+
+    dry_run: Annotated[Flag, Parameter(name=["--dry-run", "-n"])] = False
+    "Only print what would be computed, and how long that would take on this machine."
+
+    smoke: Flag = False
+    "End to end on 32 images, one step of training and attack."
+
 
 @Parameter(name="*")
 @dataclass(frozen=True)
@@ -35,13 +52,13 @@ class Common:
     attack_precision: Literal["32-true", "bf16-mixed"] | None = None
     "Precision of the attacks' gradients, instead of the spec's; success is judged by the engine."
 
-    reuse_models: Annotated[bool, Parameter(negative="")] = False
+    reuse_models: Flag = False
     "Use models that an older version of the code trained by the same recipe; the report says so."
 
-    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False
+    quiet: Annotated[Flag, Parameter(name=["--quiet", "-q"])] = False
     "Print nothing but errors."
 
-    allow_code: Annotated[bool, Parameter(negative="")] = False
+    allow_code: Flag = False
     "Let a spec run the Python code that it names as package.module:factory."
 
 

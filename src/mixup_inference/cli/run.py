@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import distributed
 
+from mixup_inference.cli.options import Common, Processes
 from mixup_inference.datasets import shape_of
 from mixup_inference.experiments import Callback, Experiment, Spec, measure_speeds, plan
 from mixup_inference.experiments.cache import leftovers
@@ -30,36 +31,33 @@ from mixup_inference.utils.progress import SILENT, RichProgress
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-    from mixup_inference.cli.options import Common, Processes
+
+ALONE = Processes()
 
 
 @contextmanager
-def together(spec: Spec, common: Common, processes: Processes | None) -> Iterator[Fabric | None]:
+def together(spec: Spec, common: Common, processes: Processes) -> Iterator[Fabric | None]:
     """What connects the processes that the options ask for, for as long as the context lasts.
 
     None for one process.
     """
-    fabric = None if processes is None else _open(spec, common, processes)
-    try:
-        yield fabric
-    finally:
-        if fabric is not None and distributed.is_initialized():
-            distributed.destroy_process_group()
-
-
-def _open(spec: Spec, common: Common, processes: Processes) -> Fabric | None:
     one = processes.devices in (None, 1) and processes.nodes in (None, 1)
     if one and processes.strategy == "auto" and not distributed.is_torchelastic_launched():
-        return None
+        yield None
+        return
     trained = [spec.recipe(name) for name in spec.models if spec.is_trained(name)]
     precisions = {recipe.precision or "32-true" for recipe in trained}
-    return make_fabric(
-        check_device(common.device),
-        devices=processes.devices,
-        nodes=processes.nodes,
-        precision=precisions.pop() if len(precisions) == 1 else None,
-        strategy=processes.strategy,
-    )
+    try:
+        yield make_fabric(
+            check_device(common.device),
+            devices=processes.devices,
+            nodes=processes.nodes,
+            precision=precisions.pop() if len(precisions) == 1 else None,
+            strategy=processes.strategy,
+        )
+    finally:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
 
 
 @contextmanager
@@ -106,15 +104,10 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
 
 
-def this_command() -> str:
-    """The command line, as one gives it again."""
-    return f"mixup-inference {shlex.join(sys.argv[1:])}"
-
-
-def work(stage: str, spec: Spec, common: Common, processes: Processes | None = None) -> None:
+def work(stage: str, spec: Spec, common: Common, processes: Processes = ALONE) -> None:
     """Do one stage of an experiment, telling the terminal about it."""
     started = time.perf_counter()
-    if processes is not None and processes.precision is not None:
+    if processes.precision is not None:
         spec = in_precision(spec, processes.precision)
     with together(spec, common, processes) as fabric:
         if fabric is not None and not fabric.is_global_zero:
@@ -130,10 +123,16 @@ def work(stage: str, spec: Spec, common: Common, processes: Processes | None = N
             except KeyboardInterrupt:
                 callback.say(
                     f"\nStopped. What was finished is kept in {experiment.folder}; go on with:\n"
-                    f"  {this_command()}"
+                    f"  mixup-inference {shlex.join(sys.argv[1:])}"
                 )
                 raise
-    _print_summary(callback, paths, time.perf_counter() - started)
+    if callback.computed == 0:
+        callback.say("\nNothing was recomputed: everything was already there.")
+    else:
+        counts = f"{callback.computed} parts computed, {callback.reused} reused"
+        callback.say(f"\n{counts}, {time.perf_counter() - started:.0f} s.")
+    for path in paths:
+        callback.say(f"  {path}")
 
 
 def _run_stage(stage: str, experiment: Experiment, callback: ConsoleCallback) -> list[Path]:
@@ -155,16 +154,6 @@ def _run_stage(stage: str, experiment: Experiment, callback: ConsoleCallback) ->
         paths += write_report(results, experiment.folder)[:1]
         paths.append(experiment.folder / "figures")
     return paths
-
-
-def _print_summary(callback: ConsoleCallback, paths: list[Path], seconds: float) -> None:
-    if callback.computed == 0:
-        callback.say("\nNothing was recomputed: everything was already there.")
-    else:
-        counts = f"{callback.computed} parts computed, {callback.reused} reused"
-        callback.say(f"\n{counts}, {seconds:.0f} s.")
-    for path in paths:
-        callback.say(f"  {path}")
 
 
 def print_plan(spec: Spec, common: Common) -> None:

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich.console import Console
 
-from mixup_inference.cli.evaluate_options import (
-    load_code,
-    make_spec,
-    refuse_adaptive,
-    refuse_others,
-)
-from mixup_inference.cli.options import POINTS, OneModel
+from mixup_inference.cli.evaluate_options import load_code, spec_and_model
+from mixup_inference.cli.options import POINTS, Common, OneModel
 from mixup_inference.cli.run import open_experiment
 from mixup_inference.defenses import write_preset
 from mixup_inference.evaluation.grid_search import grid_of, in_words
-from mixup_inference.experiments import Tuned, load_spec, tune
+from mixup_inference.experiments import Tuned, tune
 from mixup_inference.metrics.accuracy import cell_entry
 from mixup_inference.reporting.console import print_line
 from mixup_inference.reporting.formatting import format_margin, percent
 from mixup_inference.utils.io import add_checksums
 from mixup_inference.validation import check_number
-
-if TYPE_CHECKING:
-    from mixup_inference.cli.options import Common
 
 
 def tune_one(name: str | None, one: OneModel, loss: float, common: Common) -> None:
@@ -32,14 +22,10 @@ def tune_one(name: str | None, one: OneModel, loss: float, common: Common) -> No
     check_number(loss, what="--loss / 100", least=0, most=1)
     load_code(one)
     grid_of(one.defense)  # complains before anything is made
-    allowed = {"model", "defense"} if one.data is None else None
-    refuse_others(one, allowed, never={"lam", "setting", "preset"})
-    if one.data is None:
-        spec = load_spec(name or "digits", allow_code=common.allow_code)
-        model = one.model or next(iter(spec.models))
-    else:
-        refuse_adaptive(one)
-        spec, model = make_spec(one, name, tuning=one.points or POINTS), "model"
+    allowed, never = {"model", "defense"}, {"lam", "setting", "preset"}
+    tuning = one.points or POINTS
+    spec, named = spec_and_model(name, one, common, allowed=allowed, never=never, tuning=tuning)
+    model = named or next(iter(spec.models))
     with open_experiment(spec, common) as experiment:
         tuned = tune(experiment, model, one.defense, loss=loss)
         path = experiment.folder / "presets" / f"{model}+{one.defense}.toml"
@@ -63,24 +49,23 @@ def _comment(tuned: Tuned, what: str, loss: float) -> str:
 
 def _print(console: Console, tuned: Tuned, defense: str, loss: float) -> None:
     """The grid on the tuning points, and the choice on the test points."""
-    attacks = list(tuned.chosen.attacked)
     print_line(
         console,
         f"{defense} on {tuned.base.total} tuning points; undefended and clean: "
         f"{percent(tuned.base.value)}. Allowed to lose {100 * loss:g} points.",
     )
     width = max(len(in_words(t.settings)) for t in tuned.trials) + 2
-    heads = "".join(name.rjust(13) for name in ("clean", *attacks))
-    print_line(console, " " * width + heads, "bold")
+    print_line(console, _line("", width, ["clean", *tuned.chosen.attacked]), "bold")
     for trial in tuned.trials:
-        cells = [trial.clean, *trial.attacked.values()]
+        shown = [percent(cell.value) for cell in (trial.clean, *trial.attacked.values())]
         mark = "  <- chosen" if trial == tuned.chosen else ""
-        line = in_words(trial.settings).ljust(width)
-        line += "".join(percent(cell.value).rjust(13) for cell in cells)
-        print_line(console, line + mark)
+        print_line(console, _line(in_words(trial.settings), width, shown) + mark)
     print_line(console, f"\nOn {tuned.reported[0][0].total} test points:")
     width = max(len(row.title) for row in tuned.rows) + 2
     for row, cells in zip(tuned.rows, tuned.reported, strict=True):
-        line = row.title.ljust(width)
-        line += "".join(format_margin(cell_entry(cell)).rjust(13) for cell in cells)
-        print_line(console, line)
+        shown = [format_margin(cell_entry(cell)) for cell in cells]
+        print_line(console, _line(row.title, width, shown))
+
+
+def _line(title: str, width: int, cells: list[str]) -> str:
+    return title.ljust(width) + "".join(cell.rjust(13) for cell in cells)

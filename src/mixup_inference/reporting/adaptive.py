@@ -10,17 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Literal
 
 from mixup_inference.metrics.accuracy import IntervalEstimate
-from mixup_inference.reporting.formatting import format_change, format_points, percent
-from mixup_inference.reporting.labels import (
-    in_worst_case,
-    threat_model_rank,
-    threat_model_title,
-    why_missing,
-)
+from mixup_inference.reporting import labels
+from mixup_inference.reporting.formatting import format_change, format_eps, format_points, percent
 from mixup_inference.reporting.schema import Adaptive, AdaptiveRow, Check
 
 Conclusion = Literal["significantly higher", "significantly lower", "not significant"]
@@ -31,6 +26,7 @@ _SUMMARY: dict[Conclusion, tuple[str, str]] = {
     "significantly lower": ("significantly decreases", "significantly decrease"),
     "not significant": ("has no significant effect on", "have no significant effect on"),
 }
+PASSES: tuple[Literal["forward"], Literal["backward"]] = ("forward", "backward")
 WARNING = "Do not trust this number"
 
 
@@ -38,12 +34,44 @@ WARNING = "Do not trust this number"
 class AdaptiveVerdict:
     """The effect of a defence on its model's robust accuracy under adaptive attacks."""
 
-    title: str  # of the row
+    row: AdaptiveRow
+    base: AdaptiveRow  # the undefended row of its model
     change: IntervalEstimate
-    conclusion: Conclusion
-    context: str  # the two accuracies, and what the oblivious attack suggests
-    failures: list[str]  # failed checks of the row and of its base
-    checked: bool  # whether any checks were run
+
+    @property
+    def title(self) -> str:
+        """The title of the row."""
+        return self.row["title"]
+
+    @property
+    def conclusion(self) -> Conclusion:
+        """What the interval of the change says."""
+        _, low, high = self.change
+        if low <= 0 <= high:
+            return "not significant"
+        return "significantly higher" if low > 0 else "significantly lower"
+
+    @property
+    def failures(self) -> list[str]:
+        """The failed checks of the row and of its base."""
+        return failed_checks(self.row) + failed_checks(self.base)
+
+    @property
+    def context(self) -> str:
+        """The two accuracies, and what the oblivious attack suggests."""
+        both = (self.row, self.base)
+        own, bare = (percent(row["worst"]["robust"]["accuracy"]) for row in both)
+        text = f"Worst-case accuracy {own}%, against {bare}% for {self.base['title']} alone"
+        oblivious = [
+            [a["robust"]["accuracy"] for a in row["attacks"] if a["group"] == "oblivious"]
+            for row in both
+        ]
+        if all(oblivious):
+            suggested = format_points(min(oblivious[0]) - min(oblivious[1]))
+            text += f"; the oblivious attack suggests a change of {suggested} points"
+        if not self.row["checks"]:
+            text += "; no checks of the attacks were run"
+        return f"{text}."
 
     @property
     def effect(self) -> str:
@@ -77,63 +105,36 @@ class AttackColumn:
         """The short title for a narrow heading: PGD-50 does not break at its hyphen."""
         return re.sub(r"(?<=PGD)-(?=\d)", "\N{NON-BREAKING HYPHEN}", self.short)
 
-    @property
-    def missing(self) -> str:
-        """What an empty cell means."""
-        return why_missing(self.group)
-
 
 def adaptive_section(adaptive: Adaptive) -> dict[str, Any]:
     """Everything that the report shows beside the entries of results.json."""
     rows = adaptive["rows"]
     columns = attack_columns(adaptive)
     by_heading = groupby(enumerate(columns, 1), key=lambda numbered: numbered[1].over)
+    missing = [labels.why_missing(column.group) for column in columns if None in column.cells]
     return {
         "verdicts": adaptive_verdicts(adaptive),
         "columns": columns,
         "headings": [(over, list(some)) for over, some in by_heading],
-        "has_known_seed": not all(in_worst_case(column.group) for column in columns),
-        "method": describe_method(adaptive),
-        "missing": explain_missing(adaptive),
-        "cost": [cost(row) for row in rows],
+        "has_known_seed": not all(labels.in_worst_case(column.group) for column in columns),
+        "method": _describe_method(adaptive),
+        "missing": list(dict.fromkeys(missing)),
+        "cost": [[sum(a[way] for a in row["attacks"]) for way in PASSES] for row in rows],
         "checks": [checks_by_outcome(row) for row in rows],
-        "counts": [format_check_counts(row) for row in rows],
+        "counts": [_format_check_counts(row) for row in rows],
     }
 
 
 def adaptive_verdicts(adaptive: Adaptive) -> list[AdaptiveVerdict]:
     """One verdict for each row that has an undefended row to be compared with."""
-    bases = {row["title"]: row for row in adaptive["rows"] if row["base"] is None}
+    rows = {row["title"]: row for row in adaptive["rows"]}
     return [
-        _verdict(row, bases[row["base"]], (change["difference"], change["low"], change["high"]))
+        AdaptiveVerdict(
+            row, rows[row["base"]], (change["difference"], change["low"], change["high"])
+        )
         for row in adaptive["rows"]
         if (change := row["versus_base"]) is not None and row["base"] is not None
     ]
-
-
-def _verdict(row: AdaptiveRow, base: AdaptiveRow, change: IntervalEstimate) -> AdaptiveVerdict:
-    _, low, high = change
-    conclusion: Conclusion = "not significant"
-    if low > 0 or high < 0:
-        conclusion = "significantly higher" if low > 0 else "significantly lower"
-    own, bare = (percent(r["worst"]["robust"]["accuracy"]) for r in (row, base))
-    context = f"Worst-case accuracy {own}%, against {bare}% for {base['title']} alone"
-    oblivious = [_oblivious_accuracy(r) for r in (row, base)]
-    if oblivious[0] is not None and oblivious[1] is not None:
-        suggested = format_points(oblivious[0] - oblivious[1])
-        context += f"; the oblivious attack suggests a change of {suggested} points"
-    if not row["checks"]:
-        context += "; no checks of the attacks were run"
-    failures = [failure for r in (row, base) for failure in failed_checks(r)]
-    return AdaptiveVerdict(
-        row["title"], change, conclusion, f"{context}.", failures, bool(row["checks"])
-    )
-
-
-def _oblivious_accuracy(row: AdaptiveRow) -> float | None:
-    """The lowest accuracy under attacks that ignore the defence."""
-    found = [a["robust"]["accuracy"] for a in row["attacks"] if a["group"] == "oblivious"]
-    return min(found, default=None)
 
 
 def verdict_lines(adaptive: Adaptive | None) -> list[str]:
@@ -176,11 +177,11 @@ def summarize_adaptive(adaptive: Adaptive | None) -> str:
     return f"{text} The rest of this summary is about oblivious attacks."
 
 
-def describe_method(adaptive: Adaptive) -> str:
+def _describe_method(adaptive: Adaptive) -> str:
     """How the numbers under adaptive attacks were measured."""
     return (
         f"Accuracy in percent on {adaptive['points']} test points under attack "
-        f"({adaptive['norm']}, eps {adaptive['eps']:.4g}); randomised defences average "
+        f"({adaptive['norm']}, eps {format_eps(adaptive['eps'])}); randomised defences average "
         f"{adaptive['draws']} draws. Each adversarial example is evaluated {adaptive['repeats']} "
         "times with fresh draws that no attack has seen, and the 95% intervals cover both points "
         "and draws. The worst case takes, for each point, the attack that fools the defence most "
@@ -191,38 +192,25 @@ def describe_method(adaptive: Adaptive) -> str:
 def attack_columns(adaptive: Adaptive) -> list[AttackColumn]:
     """Clean, every attack by threat model, the worst case, and attacks that are no part of it."""
     rows = adaptive["rows"]
-    found = dict.fromkeys((a["group"], a["title"]) for row in rows for a in row["attacks"])
+    found = [{(a["group"], a["title"]): a["robust"] for a in row["attacks"]} for row in rows]
+    names = sorted(dict.fromkeys(chain(*found)), key=lambda name: labels.threat_model_rank(name[0]))
     attacks = [
         AttackColumn(
-            group, threat_model_title(group), title, [_cell(r, group, title) for r in rows]
+            group,
+            labels.threat_model_title(group),
+            title,
+            [cells.get((group, title)) for cells in found],
         )
-        for group, title in sorted(found, key=lambda key: threat_model_rank(key[0]))
+        for group, title in names
     ]
     worst = [row["worst"]["robust"] for row in rows]
     return [
         AttackColumn("clean", "", "Clean", [row["clean"] for row in rows]),
-        *(column for column in attacks if in_worst_case(column.group)),
+        *(column for column in attacks if labels.in_worst_case(column.group)),
         AttackColumn("worst", "Worst case", "mean", worst),
         AttackColumn("any draw", "Worst case", "any draw", [entry["any_draw"] for entry in worst]),
-        *(column for column in attacks if not in_worst_case(column.group)),
+        *(column for column in attacks if not labels.in_worst_case(column.group)),
     ]
-
-
-def _cell(row: AdaptiveRow, group: str, title: str) -> Mapping[str, Any] | None:
-    same = (a["robust"] for a in row["attacks"] if (a["group"], a["title"]) == (group, title))
-    return next(same, None)
-
-
-def explain_missing(adaptive: Adaptive) -> list[str]:
-    """Why some cells of the table are empty."""
-    empty = (column for column in attack_columns(adaptive) if None in column.cells)
-    return list(dict.fromkeys(column.missing for column in empty))
-
-
-def cost(row: AdaptiveRow) -> tuple[float, float]:
-    """Forward and backward passes per point of all attacks on a row together."""
-    attacks = row["attacks"]
-    return sum(a["forward"] for a in attacks), sum(a["backward"] for a in attacks)
 
 
 def checks_by_outcome(row: AdaptiveRow) -> dict[str, list[Check]]:
@@ -239,7 +227,7 @@ def format_check(check: Check) -> str:
     return f"{check['name']}: {check['detail']}"
 
 
-def format_check_counts(row: AdaptiveRow) -> str:
+def _format_check_counts(row: AdaptiveRow) -> str:
     """How many checks passed, as in "7 of 9 checks passed, 1 failed, 1 inconclusive"."""
     if not row["checks"]:
         return "no checks were run"

@@ -52,6 +52,17 @@ def format_margin(cell: Mapping[str, Any]) -> str:
     return f"{percent(cell['accuracy'], cell['total'])} ±{math.ceil(1000 * arm - 1e-6) / 10:.1f}"
 
 
+def format_eps(eps: float) -> str:
+    """A bound or a step, as a fraction of 255 where that is shorter and exact.
+
+    >>> format_eps(8 / 255), format_eps(0.2), format_eps(0.1234567)
+    ('8/255', '0.2', '0.1235')
+    """
+    levels, decimal = round(255 * eps), f"{eps:.4g}"
+    exact = abs(255 * eps - levels) < 1e-6
+    return min(decimal, f"{levels}/255", key=len) if exact else decimal
+
+
 def format_points(share: float) -> str:
     """A difference in percentage points with its sign, or 0.0 without one.
 

@@ -1,4 +1,4 @@
-"""Titles and groups of defences, objectives and threat models, from the registries.
+"""Titles of defences, objectives and threat models, from the registries.
 
 A name that no registry knows, such as that of a plug-in that is not installed, is its own title.
 """
@@ -6,13 +6,8 @@ A name that no registry knows, such as that of a plug-in that is not installed, 
 from __future__ import annotations
 
 from mixup_inference.attacks import ATTACKS, THREAT_MODELS
-from mixup_inference.defenses import DEFENSES, group_of
+from mixup_inference.defenses import DEFENSES
 from mixup_inference.training import OBJECTIVES
-
-
-def defense_group(name: str) -> str:
-    """One of "mixup", "baseline", "none" and "user"."""
-    return group_of(name)
 
 
 def defense_title(name: str) -> str:

@@ -7,14 +7,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from mixup_inference.evaluation.detection import middle
 from mixup_inference.reporting.adaptive import adaptive_section, format_check
 from mixup_inference.reporting.claims import claims
 from mixup_inference.reporting.figures import draw, linearity
 from mixup_inference.reporting.figures.chart import inline
-from mixup_inference.reporting.formatting import capitalize, format_settings, percent
-from mixup_inference.reporting.labels import in_worst_case
-from mixup_inference.reporting.schema import Analysis, Results, Score, Theory
+from mixup_inference.reporting.formatting import capitalize, format_eps, format_settings, percent
+from mixup_inference.reporting.labels import in_worst_case, why_missing
+from mixup_inference.reporting.schema import Analysis, Results, Theory
+from mixup_inference.reporting.selection import nearest
 from mixup_inference.reporting.summary import best, summary
 from mixup_inference.reporting.tables import caption
 
@@ -114,13 +114,6 @@ def ratios(entry: Analysis, attack: str) -> list[dict[str, Theory]]:
     return [{found["kind"]: found for found in some if found["lam"] == lam} for lam in lams]
 
 
-def shown_scores(entry: Analysis) -> list[Score]:
-    """The detection scores at the ratio nearest to 0.5, and those without a ratio."""
-    scores = entry["detection"]["scores"]
-    lam = middle([found["lam"] for found in scores if found["lam"] is not None])
-    return [found for found in scores if found["lam"] in (lam, None)]
-
-
 def _render(template: str, **context: Any) -> str:
     from jinja2 import Environment, FileSystemLoader  # noqa: PLC0415
 
@@ -130,6 +123,7 @@ def _render(template: str, **context: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    called = (format_check, format_settings, in_worst_case, modes, percent, ratios, shown_scores)
-    environment.globals |= {function.__name__: function for function in called}
+    called = (in_worst_case, modes, nearest, percent, ratios, why_missing)
+    formats = (format_check, format_eps, format_settings)
+    environment.globals |= {function.__name__: function for function in (*called, *formats)}
     return environment.get_template(template).render(**context)

@@ -6,7 +6,6 @@ the identities of cached parts, are allowed and not listed.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NotRequired, cast
 
 from typing_extensions import TypedDict
@@ -233,12 +232,12 @@ class Results(TypedDict):
 
 def check_results(document: object, source: str) -> Results:
     """Refuse a document that is not the results of a run; ``source`` names it in messages."""
-    from pydantic import ValidationError  # noqa: PLC0415 (slow to import)
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 (slow to import)
 
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise InputError(f"{source} is not the results.json of a run by this version.")
     try:
-        _validator().validate_python(document)
+        TypeAdapter(Results).validate_python(document)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -246,10 +245,3 @@ def check_results(document: object, source: str) -> Results:
             f"{source} is not the results.json of a run by this version: {where}: {first['msg']}."
         ) from None
     return cast("Results", document)
-
-
-@cache
-def _validator() -> Any:
-    from pydantic import TypeAdapter  # noqa: PLC0415 (slow to import)
-
-    return TypeAdapter(Results)

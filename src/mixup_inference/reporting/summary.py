@@ -6,12 +6,12 @@ is called better unless its interval excludes zero.
 
 from __future__ import annotations
 
+from mixup_inference.defenses import group_of
 from mixup_inference.metrics.accuracy import difference
 from mixup_inference.reporting.adaptive import summarize_adaptive
 from mixup_inference.reporting.formatting import format_change, percent
-from mixup_inference.reporting.labels import defense_group
 from mixup_inference.reporting.schema import Linearity, Results, Row
-from mixup_inference.reporting.tables import strongest_attacks
+from mixup_inference.reporting.selection import gain, strongest_attacks, with_undefended
 
 #: Mean deviation from linearity (total variation): below the first a model is close to linear,
 #: above the second far from it. A rule of thumb.
@@ -22,14 +22,7 @@ NO_EFFECT = "has no significant effect on robust accuracy"
 
 def summary(results: Results) -> list[str]:
     """What was evaluated, whether mixup inference helps, at what cost, and why."""
-    pairs = [
-        (row, base)
-        for row in results["rows"]
-        if defense_group(row["defense"]) == "mixup"
-        and (base := undefended_row(results, row["model"]))
-    ]
-    effects = {row["title"]: _effect(results, row, base) for row, base in pairs}
-    same = [title for title, effect in effects.items() if effect == NO_EFFECT]
+    pairs = [pair for pair in with_undefended(results) if group_of(pair[0]["defense"]) == "mixup"]
     adaptive = summarize_adaptive(results.get("adaptive"))
     sentences = [_setup(results), *([adaptive] if adaptive else [])]
     if reused := results.get("reused_models"):
@@ -37,11 +30,13 @@ def summary(results: Results) -> list[str]:
             "Trained by an older version of the code and reused on purpose (--reuse-models): "
             f"{', '.join(reused)}."
         )
-    sentences += [
-        _describe(results, row, base, effects[row["title"]])
-        for row, base in pairs
-        if row["title"] not in same
-    ]
+    same = []
+    for row, base in pairs:
+        effect = _effect(results, row, base)
+        if effect == NO_EFFECT:
+            same.append(row["title"])
+        else:
+            sentences.append(_describe(results, row, base, effect))
     if same:
         sentences.append(f"No significant effect on robust accuracy: {', '.join(same)}.")
     figures = results.get("figures") or {}
@@ -64,8 +59,7 @@ def _setup(results: Results) -> str:
 
 def _effect(results: Results, row: Row, base: Row) -> str:
     """The effect of a defence under the strongest oblivious attacks; empty without an attack."""
-    columns = strongest_attacks(results["columns"])
-    gains = [difference(row["cells"][c], base["cells"][c]) for c in columns]
+    gains = [gain(row, base, column) for column in strongest_attacks(results["columns"])]
     if not gains:
         return ""
     if all(low > 0 for _, low, _ in gains):
@@ -79,7 +73,7 @@ def _effect(results: Results, row: Row, base: Row) -> str:
 
 def _describe(results: Results, row: Row, base: Row, effect: str) -> str:
     """One defended row against its undefended model."""
-    clean = format_change(difference(row["cells"]["clean"], base["cells"]["clean"]))
+    clean = format_change(gain(row, base, "clean"))
     cost = f"clean accuracy {clean}, {row['passes_per_image']:.0f} forward passes per image"
     if not effect:
         return f"{row['title']}: {cost}."
@@ -116,9 +110,3 @@ def best(results: Results) -> dict[str, set[int]]:
             if others and all(difference(cells[top], cells[i])[1] > 0 for i in others):
                 marked[column].add(top)
     return marked
-
-
-def undefended_row(results: Results, model: str) -> Row | None:
-    """The first row of a model without a defence."""
-    rows = (row for row in results["rows"] if row["model"] == model)
-    return next((row for row in rows if defense_group(row["defense"]) == "none"), None)

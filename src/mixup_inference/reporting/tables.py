@@ -4,31 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mixup_inference.reporting.adaptive import (
-    attack_columns,
-    cost,
-    describe_method,
-    explain_missing,
-    format_check_counts,
-    verdict_lines,
-)
-from mixup_inference.reporting.formatting import capitalize, csv_text, format_interval
+from mixup_inference.reporting.adaptive import adaptive_section, verdict_lines
+from mixup_inference.reporting.formatting import capitalize, csv_text, format_eps, format_interval
 from mixup_inference.reporting.schema import Adaptive, Results, Robust
 from mixup_inference.utils.text import markdown_words, spreadsheet_cell
-
-
-def last_of_each_mode(columns: Sequence[str]) -> list[str]:
-    """Clean, and the column with the most steps of each attack mode, which comes last.
-
-    >>> last_of_each_mode(["clean", "untargeted PGD-10", "untargeted PGD-50"])
-    ['clean', 'untargeted PGD-50']
-    """
-    return list({column.split(" ")[0]: column for column in columns}.values())
-
-
-def strongest_attacks(columns: Sequence[str]) -> list[str]:
-    """The column with the most steps of each attack mode."""
-    return [column for column in last_of_each_mode(columns) if column != "clean"]
 
 
 def markdown(results: Results) -> str:
@@ -55,26 +34,25 @@ def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
 
 def adaptive_lines(adaptive: Adaptive) -> list[str]:
     """The table of adaptive attacks, with the verdicts and the failed checks."""
-    columns = attack_columns(adaptive)
+    section = adaptive_section(adaptive)
+    columns = section["columns"]
     named = (f"{c.over}: {c.short}" if c.over else c.title for c in columns)
-    head = ["Method", *(markdown_words(name) for name in named)]
+    head = ["Method", *map(markdown_words, named), "Passes per point, forward / backward", "Checks"]
     rows = []
     for number, row in enumerate(adaptive["rows"]):
         cells = [column.cells[number] for column in columns]
         shown = [format_interval(c, adaptive["points"]) if c else "\N{EN DASH}" for c in cells]
-        forward, backward = cost(row)
-        passes = f"{forward:,.0f} / {backward:,.0f}"
-        rows.append([markdown_words(row["title"]), *shown, passes, format_check_counts(row)])
-    missing = explain_missing(adaptive)
+        passes = " / ".join(f"{count:,.0f}" for count in section["cost"][number])
+        rows.append([markdown_words(row["title"]), *shown, passes, section["counts"][number]])
     return [
         "## Adaptive attacks",
         "",
-        describe_method(adaptive),
+        section["method"],
         "",
         *(f"- {markdown_words(line)}" for line in verdict_lines(adaptive)),
         "",
-        *table_lines([*head, "Passes per point, forward / backward", "Checks"], rows),
-        *(["", f"A dash: not run. {' '.join(missing)}"] if missing else []),
+        *table_lines(head, rows),
+        *(["", f"A dash: not run. {' '.join(missing)}"] if (missing := section["missing"]) else []),
     ]
 
 
@@ -85,7 +63,8 @@ def caption(results: Results) -> str:
     if (attack := spec.get("attack")) is not None:
         attacks = (
             f"the attacks are oblivious: they know the undefended model only ({attack['norm']}, "
-            f"eps {attack['eps']:.4g}, step {attack['step']:.4g}, {attack['labels']} labels)"
+            f"eps {format_eps(attack['eps'])}, step {format_eps(attack['step'])}, "
+            f"{attack['labels']} labels)"
         )
     if spec["data"].get("pool") == "test":
         leak = " They draw from the whole test set, including the test points and their labels."

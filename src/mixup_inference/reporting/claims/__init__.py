@@ -5,14 +5,14 @@ They are about training objectives: a model of unknown training is not considere
 
 from __future__ import annotations
 
-from mixup_inference.reporting.claims.accuracy import table_claims, training_claims
+from mixup_inference.reporting.claims.accuracy import accuracy_claims
 from mixup_inference.reporting.claims.base import Claim, Verdict
 from mixup_inference.reporting.claims.theory import adaptive_claims, figure_claims
 from mixup_inference.reporting.schema import Results
 
 __all__ = ["Claim", "Verdict", "claims"]
 
-CLAIMS = (table_claims, training_claims, figure_claims, adaptive_claims)
+CLAIMS = (accuracy_claims, figure_claims, adaptive_claims)
 
 
 def claims(results: Results) -> list[Claim]:

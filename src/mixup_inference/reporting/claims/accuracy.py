@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
+from mixup_inference.defenses import group_of
 from mixup_inference.metrics.accuracy import correlation, difference, from_bits, newcombe
-from mixup_inference.reporting.claims.base import (
-    CLAIMED,
-    MARGIN,
-    Claim,
-    Verdict,
-    differing_in,
-    models_by_objective,
-    objective_of,
-    verdict_of,
-)
+from mixup_inference.reporting import labels, selection
+from mixup_inference.reporting.claims.base import CLAIMED, MARGIN, Claim, verdict_of
 from mixup_inference.reporting.formatting import format_change
-from mixup_inference.reporting.labels import (
-    defense_group,
-    objective_title,
-    uses_mixup,
-    without_mixup,
-)
 from mixup_inference.reporting.schema import Cell, Results, Row
-from mixup_inference.reporting.summary import undefended_row
-from mixup_inference.reporting.tables import strongest_attacks
+from mixup_inference.reporting.selection import gain, strongest_attacks
 
 #: The lambda of MI-OL where a row does not set one.
 DEFAULT_LAM = 0.5
@@ -34,46 +21,51 @@ DEFAULT_LAM = 0.5
 Pair = tuple[Row, Row]
 
 
-def table_claims(results: Results) -> Iterator[Claim]:
-    """MI-OL against its undefended model and against the baselines, and MI-Combined."""
+def accuracy_claims(results: Results) -> Iterator[Claim]:
+    """All of them, if the run has an attack."""
     if not strongest_attacks(results["columns"]):
         return
-    objectives = models_by_objective(results, (row["model"] for row in results["rows"]))
-    mixed = list(filter(uses_mixup, objectives))
+    models = selection.models_by_objective(results, (row["model"] for row in results["rows"]))
+    mixed = list(filter(labels.uses_mixup, models))
     for objective in mixed:
-        on = f"On models trained with {objective_title(objective)}, MI-OL"
-        defended = _rows(results, objective, CLAIMED)
-        for row in defended:
-            which = f" [{row['title']}]" if len(defended) > 1 else ""
-            same = [other for other in results["rows"] if other["model"] == row["model"]]
-            bare = [other for other in same if defense_group(other["defense"]) == "none"]
-            rivals = [
-                other
-                for other in same
-                if defense_group(other["defense"]) == "baseline" and other["group"] == row["group"]
-            ]
-            if bare:
-                statement = f"{on} improves robustness to oblivious attacks{which}."
-                yield _better(results, "oblivious-robustness", statement, row, bare)
-            if rivals:
-                statement = f"{on} outperforms the other inference-time defences{which}."
-                yield _better(results, "beats-baselines", statement, row, rivals)
+        yield from _defended(results, objective)
     yield from _combined(results, mixed)
+    for objective in mixed:
+        for plain in filter(models.__contains__, labels.without_mixup(objective)):
+            yield from _ablation(results, {name: models[name] for name in (objective, plain)})
+    yield from _longer_training(results)
+    yield from _matched_lambda(results)
+
+
+def _defended(results: Results, objective: str) -> Iterator[Claim]:
+    """MI-OL against its undefended model and against the baselines."""
+    on = f"On models trained with {labels.objective_title(objective)}, MI-OL"
+    defended = _rows(results, objective, CLAIMED)
+    for row in defended:
+        which = f" [{row['title']}]" if len(defended) > 1 else ""
+        same = [other for other in results["rows"] if other["model"] == row["model"]]
+        if bare := [other for other in same if group_of(other["defense"]) == "none"]:
+            statement = f"{on} improves robustness to oblivious attacks{which}."
+            yield _better(results, "oblivious-robustness", statement, row, bare)
+        alike = [other for other in same if other["group"] == row["group"]]
+        if rivals := [other for other in alike if group_of(other["defense"]) == "baseline"]:
+            statement = f"{on} outperforms the other inference-time defences{which}."
+            yield _better(results, "beats-baselines", statement, row, rivals)
 
 
 def _better(results: Results, id_: str, statement: str, row: Row, others: list[Row]) -> Claim:
     """Whether a row beats all of its rivals under the strongest attacks."""
     gains = {
-        column: [(difference(row["cells"][column], r["cells"][column]), r["title"]) for r in others]
+        column: [(gain(row, other, column), other["title"]) for other in others]
         for column in strongest_attacks(results["columns"])
     }
-    estimates = tuple(gain for some in gains.values() for gain, _ in some)
+    estimates = tuple(change for some in gains.values() for change, _ in some)
     verdict = verdict_of(estimates, min_effect=MARGIN)
     end = 2 if verdict == "does not hold" else 1  # of the interval that decides
     found = []
     for column, some in gains.items():
-        gain, rival = min(some, key=lambda pair: pair[0][end])
-        found.append(f"{column}: {format_change(gain)} compared with {rival}")
+        change, rival = min(some, key=lambda pair: pair[0][end])
+        found.append(f"{column}: {format_change(change)} compared with {rival}")
     rivals = ", ".join(other["title"] for other in others)
     compared = f" (the strongest of {rivals})" if len(others) > 1 else ""
     evidence = f"{row['title']}, {'; '.join(found)}{compared}."
@@ -84,66 +76,83 @@ def _better(results: Results, id_: str, statement: str, row: Row, others: list[R
 def _combined(results: Results, objectives: list[str]) -> Iterator[Claim]:
     """MI-Combined against MI-OL, on the first objective that has both."""
     for objective in objectives:
-        found = [_rows(results, objective, kind) for kind in ("mi-combined", CLAIMED)]
-        if not all(found):
-            continue
-        combined, other = (rows[0] for rows in found)
-        columns = ["clean", *strongest_attacks(results["columns"])]
-        gains = tuple(difference(combined["cells"][c], other["cells"][c]) for c in columns)
-        shown = [f"{c}: {format_change(g)}" for c, g in zip(columns, gains, strict=True)]
-        verdict: Verdict = "undecided"
-        if all(low > -MARGIN for _, low, _ in gains):
-            verdict = "holds"
-        elif any(high < -MARGIN for _, _, high in gains):
-            verdict = "does not hold"
-        yield Claim(
-            "combined-as-good",
-            f"MI-Combined is as accurate as MI-OL, clean and under attack, to within "
-            f"{100 * MARGIN:g} points.",
-            "Tables 2 and 3",
-            verdict,
-            f"{combined['title']} compared with {other['title']}, {'; '.join(shown)}.",
-            gains,
-            (combined["title"], other["title"]),
-        )
-        return
+        combined, others = (_rows(results, objective, kind) for kind in ("mi-combined", CLAIMED))
+        if combined and others:
+            yield _as_good(results, combined[0], others[0])
+            return
+
+
+def _as_good(results: Results, row: Row, other: Row) -> Claim:
+    """Whether a row loses no more than a negligible difference to another."""
+    columns = ["clean", *strongest_attacks(results["columns"])]
+    gains = {column: gain(row, other, column) for column in columns}
+    shown = [f"{column}: {format_change(change)}" for column, change in gains.items()]
+    return Claim(
+        "combined-as-good",
+        f"MI-Combined is as accurate as MI-OL, clean and under attack, to within "
+        f"{100 * MARGIN:g} points.",
+        "Tables 2 and 3",
+        verdict_of([(g + MARGIN, low + MARGIN, high + MARGIN) for g, low, high in gains.values()]),
+        f"{row['title']} compared with {other['title']}, {'; '.join(shown)}.",
+        tuple(gains.values()),
+        (row["title"], other["title"]),
+    )
 
 
 def _rows(results: Results, objective: str, defense: str) -> list[Row]:
     """The rows of a defence on models that were trained with an objective."""
-    return [
-        row
-        for row in results["rows"]
-        if row["defense"] == defense and objective_of(results, row["model"]) == objective
-    ]
+    rows = [row for row in results["rows"] if row["defense"] == defense]
+    return [row for row in rows if selection.objective_of(results, row["model"]) == objective]
 
 
-def training_claims(results: Results) -> Iterator[Claim]:
-    """Training with mixup against without, longer training, and training at MI-OL's lambda."""
-    if not strongest_attacks(results["columns"]):
+def _ablation(results: Results, models: dict[str, str]) -> Iterator[Claim]:
+    """Whether MI-OL gains more on the first model, trained with mixup, than on the second.
+
+    With the settings that come first and, if these differ, with equal ones too: the paper's
+    ablations use another lambda, which by itself changes the gain.
+    """
+    found = [_pairs(results, model) for model in models.values()]
+    if not all(found):
         return
-    models = models_by_objective(results, (row["model"] for row in results["rows"]))
-    for mixed in filter(uses_mixup, models):
-        for plain in without_mixup(mixed):
-            if plain in models:
-                yield from _ablation(results, models[mixed], models[plain])
-    for lengths in differing_in(results, "epochs"):
-        long, short = (pick(lengths, key=lengths.__getitem__) for pick in (max, min))
-        objective = objective_of(results, long)
-        if uses_mixup(objective) and (pairs := _alike(results, long, short)):
+    names = [labels.objective_title(objective) for objective in models]
+    statement = (
+        f"The gain comes from mixup training: MI-OL gains more on {names[0]} than on {names[1]}"
+    )
+    firsts = [pairs[0] for pairs in found]
+    lams = [_lam(row) for row, _ in firsts]
+    compared = [(f" [lambda {lams[0]} and {lams[1]}]" if lams[0] != lams[1] else "", firsts)]
+    if lams[0] != lams[1] and (alike := _alike(results, *models.values())):
+        compared.append((f" [lambda {_lam(alike[0][0])}]", alike))
+    for which, both in compared:
+        pairs = dict(zip(names, both, strict=True))
+        source = "Table 2, ablation"
+        yield _gains_more(results, "mixup-training", f"{statement}{which}.", source, pairs)
+
+
+def _longer_training(results: Results) -> Iterator[Claim]:
+    """The longest against the shortest of trainings that differ in nothing else."""
+    for lengths in selection.differing_in(results, "epochs"):
+        both = [pick(lengths, key=lengths.__getitem__) for pick in (max, min)]
+        objective = selection.objective_of(results, both[0])
+        if labels.uses_mixup(objective) and (pairs := _alike(results, *both)):
             yield _gains_more(
                 results,
                 "longer-training",
-                f"Longer training increases the gain of MI-OL ({objective_title(str(objective))}).",
+                "Longer training increases the gain of MI-OL "
+                f"({labels.objective_title(str(objective))}).",
                 "Appendix B.1",
-                {f"{lengths[long]} epochs": pairs[0], f"{lengths[short]} epochs": pairs[1]},
+                {f"{lengths[model]} epochs": p for model, p in zip(both, pairs, strict=True)},
             )
-    for ratios in differing_in(results, "lam"):
-        usual = next((model for model, lam in ratios.items() if lam is None), None)
-        for model, lam in ratios.items():
-            if lam is None or usual is None or not uses_mixup(objective_of(results, model)):
-                continue
-            if pairs := _alike(results, model, usual, lam=lam):
+
+
+def _matched_lambda(results: Results) -> Iterator[Claim]:
+    """Training at MI-OL's lambda against training at random ones."""
+    for lams in selection.differing_in(results, "lam"):
+        usual = [model for model, lam in lams.items() if lam is None]
+        fixed = {model: lam for model, lam in lams.items() if lam is not None and usual}
+        for model, lam in fixed.items():
+            mixed = labels.uses_mixup(selection.objective_of(results, model))
+            if mixed and (pairs := _alike(results, model, usual[0], lam=lam)):
                 yield _gains_more(
                     results,
                     "matched-lambda",
@@ -153,31 +162,6 @@ def training_claims(results: Results) -> Iterator[Claim]:
                 )
 
 
-def _ablation(results: Results, mixed: str, plain: str) -> Iterable[Claim]:
-    """Whether MI-OL gains more on the model that was trained with mixup.
-
-    With the settings that come first and, if these differ, with equal ones too: the paper's
-    ablations use another lambda, which by itself changes the gain.
-    """
-    names = [objective_title(str(objective_of(results, model))) for model in (mixed, plain)]
-    found = [_pairs(results, model) for model in (mixed, plain)]
-    if not all(found):
-        return
-    id_, source = "mixup-training", "Table 2, ablation"
-    statement = f"The gain comes from mixup training: MI-OL gains more on {names[0]} than on "
-    statement += names[1]
-    firsts = [pairs[0] for pairs in found]
-    ratios = [_lam(row) for row, _ in firsts]
-    differ = ratios[0] != ratios[1]
-    which = f" [lambda {ratios[0]} and {ratios[1]}]" if differ else ""
-    pairs = dict(zip(names, firsts, strict=True))
-    yield _gains_more(results, id_, f"{statement}{which}.", source, pairs)
-    if differ and (alike := _alike(results, mixed, plain)):
-        pairs = dict(zip(names, alike, strict=True))
-        which = f" [lambda {_lam(alike[0][0])}]"
-        yield _gains_more(results, id_, f"{statement}{which}.", source, pairs)
-
-
 def _lam(row: Row) -> Any:
     """The mixing ratio of a row of MI-OL."""
     return row.get("settings", {}).get("lam", DEFAULT_LAM)
@@ -185,21 +169,18 @@ def _lam(row: Row) -> Any:
 
 def _pairs(results: Results, model: str) -> list[Pair]:
     """A model's MI-OL rows, each with the undefended row."""
-    bare = undefended_row(results, model)
-    same = (row for row in results["rows"] if row["model"] == model)
-    return [(row, bare) for row in same if row["defense"] == CLAIMED and bare]
+    wanted = (model, CLAIMED)
+    pairs = selection.with_undefended(results)
+    return [pair for pair in pairs if (pair[0]["model"], pair[0]["defense"]) == wanted]
 
 
-def _alike(
-    results: Results, one: str, two: str, *, lam: float | None = None
-) -> tuple[Pair, Pair] | None:
+def _alike(results: Results, one: str, two: str, *, lam: float | None = None) -> list[Pair]:
     """Pairs of two models with equal settings of MI-OL, at this lambda if it is given."""
-    for first in _pairs(results, one):
-        for second in _pairs(results, two):
-            same = first[0].get("settings", {}) == second[0].get("settings", {})
-            if same and lam in (None, _lam(first[0])):
-                return first, second
-    return None
+    for pair in product(_pairs(results, one), _pairs(results, two)):
+        first, second = (row.get("settings", {}) for row, _ in pair)
+        if first == second and lam in (None, _lam(pair[0][0])):
+            return list(pair)
+    return []
 
 
 def _gains_more(

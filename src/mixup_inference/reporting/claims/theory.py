@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, TypeVar
+from typing import Literal
 
-from mixup_inference.evaluation.detection import middle
 from mixup_inference.metrics.accuracy import IntervalEstimate, mean_interval, newcombe
-from mixup_inference.reporting.adaptive import adaptive_verdicts, failed_checks
-from mixup_inference.reporting.claims.base import (
-    CLAIMED,
-    MARGIN,
-    Claim,
-    Verdict,
-    models_by_objective,
-    objective_of,
-    verdict_of,
-)
+from mixup_inference.reporting import labels, selection
+from mixup_inference.reporting.adaptive import AdaptiveVerdict, adaptive_verdicts, failed_checks
+from mixup_inference.reporting.claims.base import CLAIMED, MARGIN, Claim, Verdict, verdict_of
 from mixup_inference.reporting.formatting import format_mean
-from mixup_inference.reporting.labels import objective_title, uses_mixup, without_mixup
-from mixup_inference.reporting.schema import AdaptiveRow, Linearity, Results, Score, Theory
+from mixup_inference.reporting.schema import Linearity, Results, Score, Theory
 
 #: The detection score that the paper's claims are about, and the gap of the other defence.
 CLAIMED_SCORE, OTHER_SCORE = "MI-PL", "MI-OL"
@@ -29,16 +20,14 @@ MECHANISMS = {
     "perturbation_shrinkage": ("perturbation-shrinkage", "Perturbation shrinkage"),
 }
 
-Entry = TypeVar("Entry", Score, Theory)
-
 
 def figure_claims(results: Results) -> Iterator[Claim]:
     """Linearity, detection, and the two mechanisms of the theory."""
     figures = results.get("figures") or {}
-    models = models_by_objective(results, figures)
-    mixed = list(filter(uses_mixup, models))
+    models = selection.models_by_objective(results, figures)
+    mixed = list(filter(labels.uses_mixup, models))
     for objective in mixed:
-        for plain in filter(models.__contains__, without_mixup(objective)):
+        for plain in filter(models.__contains__, labels.without_mixup(objective)):
             found = {name: figures[models[name]]["linearity"] for name in (objective, plain)}
             yield _linearity(found)
     for objective in mixed:
@@ -56,7 +45,7 @@ def _linearity(found: dict[str, Linearity]) -> Claim:
         mean_interval(entry["overall"]["mean"], entry["overall"]["se"], entry["pairs"])
         for entry in found.values()
     )
-    titles = [objective_title(name) for name in found]
+    titles = [labels.objective_title(name) for name in found]
     gain = newcombe(plain, mixed)
     pairs = next(iter(found.values()))["pairs"]
     return Claim(
@@ -74,8 +63,8 @@ def _linearity(found: dict[str, Linearity]) -> Claim:
 
 def _detection(model: str, scores: Sequence[Score], rival: str) -> Iterator[Claim]:
     """MI-PL against another score, both at the ratio nearest 0.5; intervals must not overlap."""
-    ours = _nearest([s for s in scores if s["score"] == CLAIMED_SCORE])
-    theirs = _nearest([s for s in scores if s["score"] == rival])
+    ours = selection.nearest([s for s in scores if s["score"] == CLAIMED_SCORE])
+    theirs = selection.nearest([s for s in scores if s["score"] == rival])
     pairs = [(s, t) for s in ours for t in theirs if s["attack"] == t["attack"]]
     if not pairs:
         return
@@ -100,47 +89,43 @@ def _detection(model: str, scores: Sequence[Score], rival: str) -> Iterator[Clai
 
 def _theory(model: str, entries: Sequence[Theory]) -> Iterator[Claim]:
     """The robustness improving condition and the two mechanisms, at the ratio nearest 0.5."""
-    nearest = _nearest([e for e in entries if e["kind"] == CLAIMED])
+    nearest = selection.nearest([e for e in entries if e["kind"] == CLAIMED])
     if not nearest:
         return
     where = f"MI-OL, lambda {nearest[0]['lam']:g}"
-    changes = tuple(change for e in nearest for change in _condition_estimates(e))
+    changes, shown = [], []
+    for e in nearest:
+        rise, fall = (_mean(e, "adversarial", key) for key in ("delta_y", "delta_y_hat"))
+        changes += [rise, (-fall[0], -fall[2], -fall[1])]  # F_yhat must fall
+        shown.append(
+            f"{e['attack']}: F_y changes by {rise[0]:+.3f} and F_yhat by {fall[0]:+.3f} on "
+            "average; both change in the required direction for "
+            f"{e['ric']['points']} of {e['ric']['total']} points"
+        )
     yield Claim(
         "robustness-improving-condition",
         f"Oblivious PGD satisfies the robustness improving condition for MI-OL, on {model}.",
         "Eq. 10, Figure 2",
         verdict_of(changes),
-        "; ".join(
-            f"{e['attack']}: F_y changes by {e['adversarial']['delta_y']['mean']:+.3f} and F_yhat "
-            f"by {e['adversarial']['delta_y_hat']['mean']:+.3f} on average; both change in the "
-            f"required direction for {e['ric']['points']} of {e['ric']['total']} points"
-            for e in nearest
-        )
-        + f" ({where}).",
-        changes,
+        f"{'; '.join(shown)} ({where}).",
+        tuple(changes),
         (model,),
     )
     for key, (id_, title) in MECHANISMS.items():
         found = tuple(_mean(e, "y_hat", key) for e in nearest)
+        shown = [
+            f"{e['attack']}: {format_mean(mean)} over {e['counts']['used']} points"
+            for e, mean in zip(nearest, found, strict=True)
+        ]
         yield Claim(
             id_,
             f"{title} lowers the adversarial component, on {model}.",
             "Eq. 13",
             verdict_of(found),
-            "; ".join(
-                f"{e['attack']}: {format_mean(mean)} over {e['counts']['used']} points"
-                for e, mean in zip(nearest, found, strict=True)
-            )
-            + f" ({where}, the y_hat component).",
+            f"{'; '.join(shown)} ({where}, the y_hat component).",
             found,
             (model,),
         )
-
-
-def _condition_estimates(entry: Theory) -> list[IntervalEstimate]:
-    """F_y must rise and F_yhat must fall: both as changes that must be positive."""
-    rise, fall = (_mean(entry, "adversarial", key) for key in ("delta_y", "delta_y_hat"))
-    return [rise, (-fall[0], -fall[2], -fall[1])]
 
 
 def _mean(entry: Theory, part: Literal["adversarial", "y_hat"], key: str) -> IntervalEstimate:
@@ -149,32 +134,25 @@ def _mean(entry: Theory, part: Literal["adversarial", "y_hat"], key: str) -> Int
     return mean_interval(estimate["mean"], estimate["se"], entry["counts"]["used"])
 
 
-def _nearest(entries: list[Entry]) -> list[Entry]:
-    """The entries at the ratio nearest to 0.5; all of them if they have none."""
-    ratios = [e["lam"] for e in entries if e["lam"] is not None]
-    return [e for e in entries if e["lam"] == middle(ratios)] if ratios else entries
-
-
 def adaptive_claims(results: Results) -> Iterator[Claim]:
     """One for each row of MI-OL on a model that was trained with mixup."""
     adaptive = results.get("adaptive")
     if not adaptive:
         return
     models = {row["title"]: row["model"] for row in results["rows"] if row["defense"] == CLAIMED}
-    rows = {row["title"]: row for row in adaptive["rows"]}
     for found in adaptive_verdicts(adaptive):
-        objective = objective_of(results, models[found.title]) if found.title in models else None
-        if objective is None or not uses_mixup(objective):
+        model = models.get(found.title)
+        objective = None if model is None else selection.objective_of(results, model)
+        if not labels.uses_mixup(objective):
             continue
-        row = rows[found.title]
         verdict = verdict_of([found.change], min_effect=MARGIN)
-        if not _is_reliable(verdict, row, rows[str(row["base"])]):
+        if not _is_reliable(verdict, found):
             verdict = "undecided"
         doubt = " Checks of the attacks failed." if found.failures else ""
         yield Claim(
             "adaptive-robustness",
-            f"On models trained with {objective_title(objective)}, MI-OL improves robustness to "
-            f"adaptive attacks [{found.title}].",
+            f"On models trained with {labels.objective_title(str(objective))}, MI-OL improves "
+            f"robustness to adaptive attacks [{found.title}].",
             "Section 4.4, Figure 4",
             verdict,
             f"{found.title} {found.effect}. {found.context}{doubt}",
@@ -183,12 +161,12 @@ def adaptive_claims(results: Results) -> Iterator[Claim]:
         )
 
 
-def _is_reliable(verdict: Verdict, row: AdaptiveRow, base: AdaptiveRow) -> bool:
+def _is_reliable(verdict: Verdict, found: AdaptiveVerdict) -> bool:
     """Whether the attacks were strong enough for a verdict: a weak one overestimates robustness.
 
     A gain is reliable if the attacks on the row passed their checks; no gain, if those on the base
     did or reduced its accuracy to zero.
     """
     if verdict == "holds":
-        return bool(row["checks"]) and not failed_checks(row)
-    return not failed_checks(base) or base["worst"]["robust"]["accuracy"] == 0
+        return bool(found.row["checks"]) and not failed_checks(found.row)
+    return not failed_checks(found.base) or found.base["worst"]["robust"]["accuracy"] == 0

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from mixup_inference.reporting.figures.accuracy import overview, tradeoff, training_length
-from mixup_inference.reporting.figures.adaptive import adaptive_charts, gallery
+from mixup_inference.reporting.figures import accuracy, adaptive, detection, theory
+from mixup_inference.reporting.figures.accuracy import overview
 from mixup_inference.reporting.figures.chart import Chart, Drawing, draw, write_chart
-from mixup_inference.reporting.figures.detection import auc, combined, roc
-from mixup_inference.reporting.figures.theory import (
-    detection_gap,
-    linearity,
-    mechanisms,
-    predictions,
-)
+from mixup_inference.reporting.figures.theory import linearity
 from mixup_inference.reporting.schema import Results
 
 __all__ = ["Chart", "Drawing", "charts", "draw", "linearity", "overview", "write_chart"]
@@ -21,22 +15,22 @@ def charts(results: Results) -> list[Chart]:
     """Every figure that the results have data for."""
     models = results.get("figures") or {}
     found = [overview(results)]
-    if (length := training_length(results)) is not None:
+    if (length := accuracy.training_length(results)) is not None:
         found.append(length)
-    if adaptive := results.get("adaptive"):
-        found += adaptive_charts(adaptive)
+    if attacked := results.get("adaptive"):
+        found += adaptive.adaptive_charts(attacked)
     if models:
         found.append(linearity(models))
     for name, entry in models.items():
         if entry["theory"]:
-            found += [predictions(name, entry), *mechanisms(name, entry)]
-            found.append(detection_gap(name, entry))
+            found += [theory.predictions(name, entry), *theory.mechanisms(name, entry)]
+            found.append(theory.detection_gap(name, entry))
         if entry["detection"]["scores"]:
-            found += [auc(name, entry), roc(name, entry)]
+            found += [detection.auc(name, entry), detection.roc(name, entry)]
         if entry["detection"].get("combined"):
-            found.append(combined(name, entry))
+            found.append(detection.combined(name, entry))
         if entry.get("tradeoff"):
-            found.append(tradeoff(name, entry))
+            found.append(accuracy.tradeoff(name, entry))
         if entry.get("gallery"):
-            found.append(gallery(name, entry))
+            found.append(adaptive.gallery(name, entry))
     return found

@@ -9,19 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mixup_inference.errors import InputError
-from mixup_inference.reporting.figures.chart import Chart, Record
-from mixup_inference.reporting.figures.style import (
-    BLUE,
-    GREEN,
-    RED,
-    SeriesStyle,
-    accuracy_row,
-    distinct,
-    legend_below,
-    only,
-    points,
-    series_style,
-)
+from mixup_inference.reporting.figures import style
+from mixup_inference.reporting.figures.chart import Chart, Record, distinct, estimate, only
+from mixup_inference.reporting.formatting import format_eps
 from mixup_inference.reporting.schema import Adaptive, Analysis
 
 if TYPE_CHECKING:
@@ -30,39 +20,41 @@ if TYPE_CHECKING:
 #: The largest image that is decoded, against decompression bombs.
 MAX_PIXELS = 4_000_000
 
-SHOWN = ("clean", "perturbation", "adversarial", "mixed")
-
 
 def gallery(model: str, entry: Analysis) -> Chart:
     """The examples of a model, one per column."""
     found = entry["gallery"]
-    title = f"Examples: {model}, {found[0]['attack']} PGD-{entry['steps']}, λ = {found[0]['lam']:g}"
-    rows = [
-        row
-        for one in found
-        for row in shown_rows(one, SHOWN, model=model, attack=one["attack"], lam=one["lam"])
-    ]
-    return Chart(f"gallery-{model}", title, rows, paint_gallery, (gallery_width(found), 7.4))
+    given = {key: found[0][key] for key in ("attack", "lam")}
+    title = f"Examples: {model}, {given['attack']} PGD-{entry['steps']}, λ = {given['lam']:g}"
+    shown = ("clean", "perturbation", "adversarial", "mixed")
+    return _gallery(f"gallery-{model}", title, found, shown, {"model": model, **given})
 
 
-def gallery_width(columns: list[Any]) -> float:
-    """The width of a gallery in inches."""
-    return max(5.5, 1.35 * len(columns) + 0.5)
+def examples(found: dict[str, Any]) -> Chart:
+    """Figure 5: examples of an adaptive attack, one per column."""
+    common = {"defense": found["title"], "attack": found["attack"], "eps": found["eps"]}
+    given = f"{found['attack']}, eps {format_eps(found['eps'])}"
+    title = f"Adaptive examples: {found['title']}, {given}"
+    shown = ("clean", "perturbation", "adversarial")
+    return _gallery("adaptive-examples", title, found["entries"], shown, common)
 
 
-def shown_rows(entry: dict[str, Any], shown: Sequence[str], **common: Any) -> list[Record]:
-    """One example's images as tidy rows, each with its prediction, if there is one."""
+def _gallery(
+    name: str, title: str, entries: list[dict[str, Any]], shown: Sequence[str], common: Record
+) -> Chart:
+    """Images of some test points as tidy rows, each with its prediction, if there is one."""
     rows = []
-    for name in shown:
-        part = entry[name]
-        found = part if isinstance(part, dict) else {"image": part}
-        row: Record = common | {"point": entry["point"], "label": entry["label"], "shown": name}
-        row |= {key: found.get(key) for key in ("predicted", "confidence", "image")}
-        rows.append(row)
-    return rows
+    for entry in entries:
+        for part in shown:
+            found = entry[part] if isinstance(entry[part], dict) else {"image": entry[part]}
+            row = common | {"point": entry["point"], "label": entry["label"], "shown": part}
+            row |= {key: found.get(key) for key in ("predicted", "confidence", "image")}
+            rows.append(row)
+    size = max(5.5, 1.35 * len(entries) + 0.5), round(1.8 * len(shown) + 0.2, 1)
+    return Chart(name, title, rows, _paint_gallery, size)
 
 
-def paint_gallery(figure: Figure, rows: list[Record]) -> None:
+def _paint_gallery(figure: Figure, rows: list[Record]) -> None:
     """Draw one example per column, and its images from top to bottom."""
     columns, lines = distinct(rows, "point"), distinct(rows, "shown")
     grid = figure.subplots(len(lines), len(columns), squeeze=False)
@@ -95,15 +87,13 @@ def pixels(image: str) -> Any:
 BASE = "base"
 
 #: The curves of Figure 4 in the order of the legend; the dashed line is the undefended model's.
-CURVES: dict[str, tuple[str, SeriesStyle]] = {
-    "official": ("published code", replace(GREEN, line=":")),
-    "paper": ("paper's formula (Eq. 24)", replace(BLUE, line="-.")),
-    "eot": ("EOT, through the defence", replace(RED, line="-")),
+CURVES: dict[str, tuple[str, style.SeriesStyle]] = {
+    "official": ("published code", replace(style.GREEN, line=":")),
+    "paper": ("paper's formula (Eq. 24)", replace(style.BLUE, line="-.")),
+    "eot": ("EOT, through the defence", replace(style.RED, line="-")),
 }
 
 GREY = "#444444"
-
-EXAMPLES_SHOWN = ("clean", "perturbation", "adversarial")
 
 
 def adaptive_charts(adaptive: Adaptive) -> list[Chart]:
@@ -119,13 +109,13 @@ def samples(name: str, entry: dict[str, Any]) -> Chart:
     """Figure 4: accuracy over the number of adaptive samples, and that of the undefended model."""
     rows: list[Record] = [
         {"defense": entry["title"], "attack": attack, "samples": one["samples"]}
-        | accuracy_row(one["robust"])
+        | estimate(one["robust"])
         for attack, curve in entry["curves"].items()
         for one in curve
     ]
     if entry["base"]:
         base = {"defense": entry["base"]["title"], "attack": BASE, "samples": None}
-        rows.append(base | accuracy_row(entry["base"]["robust"]))
+        rows.append(base | estimate(entry["base"]["robust"]))
     count = next(one["robust"]["points"] for curve in entry["curves"].values() for one in curve)
     under = f"PGD-{entry['steps']}, {count} points"
     title = f"Accuracy over adaptive samples: {entry['title']}, {under}"
@@ -138,12 +128,13 @@ def _paint_samples(figure: Figure, rows: list[Record]) -> None:
         axes.axhspan(100 * row["low"], 100 * row["high"], color=GREY, alpha=0.12, linewidth=0)
         axes.axhline(100 * row["value"], color=GREY, linestyle="--", label="no defence")
     measured = [row for row in rows if row["attack"] != BASE]
-    attacks = sorted(distinct(measured, "attack"), key=lambda name: [*CURVES, name].index(name))
-    for number, attack in enumerate(attacks):
-        label, style = CURVES.get(attack, (attack, series_style(number)))
-        aside = 1.03 ** (number - (len(attacks) - 1) / 2)
+    measured.sort(key=lambda row: [*CURVES, row["attack"]].index(row["attack"]))
+    found = style.styles(measured, "attack")
+    for number, (attack, usual) in enumerate(found.items()):
+        label, look = CURVES.get(attack, (attack, usual))
+        aside = 1.03 ** (number - (len(found) - 1) / 2)
         some = [row | {"x": aside * row["samples"]} for row in only(rows, attack=attack)]
-        points(axes, some, style, x="x", label=label, line=style.line, scale=100)
+        style.points(axes, some, look, x="x", label=label, scale=100)
     numbers = sorted(distinct(measured, "samples"))
     axes.set_xscale("symlog", base=2, linthresh=1)  # logarithmic, but includes 0
     axes.set_xticks(numbers, [str(number) for number in numbers])
@@ -151,15 +142,4 @@ def _paint_samples(figure: Figure, rows: list[Record]) -> None:
     axes.set_xlabel("adaptive samples per step")
     axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
     axes.set_ylabel("accuracy (%), with 95% intervals")
-    legend_below(figure, columns=2)
-
-
-def examples(found: dict[str, Any]) -> Chart:
-    """Figure 5: examples of an adaptive attack, one per column."""
-    common = {"defense": found["title"], "attack": found["attack"], "eps": found["eps"]}
-    rows = [
-        row for entry in found["entries"] for row in shown_rows(entry, EXAMPLES_SHOWN, **common)
-    ]
-    title = f"Adaptive examples: {found['title']}, {found['attack']}, eps {found['eps']:.4g}"
-    size = gallery_width(found["entries"]), 5.6
-    return Chart("adaptive-examples", title, rows, paint_gallery, size)
+    style.legend_below(figure, columns=2)

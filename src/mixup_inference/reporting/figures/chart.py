@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mixup_inference.reporting.figures.style import RC
 from mixup_inference.reporting.formatting import csv_text
 from mixup_inference.utils.io import atomic_write, write_json, write_text
 from mixup_inference.utils.text import spreadsheet_cell
@@ -20,6 +19,28 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 DPI = 200
+#: The common style of all figures.
+RC: Any = {
+    "svg.fonttype": "none",  # text stays text
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "sans-serif"],
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.labelsize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 5,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+}
 
 
 @dataclass(frozen=True)
@@ -36,6 +57,21 @@ class Chart:
     def file(self) -> str:
         """The name as a safe file name and HTML attribute."""
         return re.sub(r"[^A-Za-z0-9._+-]", "-", self.name)[:200]
+
+
+def distinct(rows: Iterable[Record], key: str) -> list[Any]:
+    """The values of a key in order of first appearance."""
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def only(rows: Iterable[Record], **wanted: Any) -> list[Record]:
+    """The rows with these values."""
+    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+
+
+def estimate(found: Mapping[str, Any], key: str = "accuracy") -> Record:
+    """A value of results.json and its interval, for a row of chart data."""
+    return {"value": found[key], "low": found["low"], "high": found["high"]}
 
 
 @dataclass(frozen=True)

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mixup_inference.evaluation.detection import middle
-from mixup_inference.reporting.figures.chart import Chart, Record
-from mixup_inference.reporting.figures.style import (
-    SeriesStyle,
-    accuracy_row,
-    distinct,
-    lam_axis,
-    legend_below,
-    only,
-    panels_by,
-    points,
-    series_style,
-    zero,
-)
+from mixup_inference.reporting.figures import style
+from mixup_inference.reporting.figures.chart import Chart, Record, distinct, estimate, only
 from mixup_inference.reporting.schema import Analysis, Score
+from mixup_inference.reporting.selection import nearest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,10 +15,8 @@ if TYPE_CHECKING:
 
 def auc(model: str, entry: Analysis) -> Chart:
     """Figure 3a: AUC of the gaps over lam, and of the scores without a ratio."""
-    rows = [
-        _score(model, found) | {"value": found["auc"], "low": found["low"], "high": found["high"]}
-        for found in entry["detection"]["scores"]
-    ]
+    scores = entry["detection"]["scores"]
+    rows = [_score(model, found) | estimate(found, "auc") for found in scores]
     attacks = distinct(rows, "attack")
     title = f"AUC of detection: {model}, {' and '.join(attacks)} PGD-{entry['steps']}"
     return Chart(f"auc-{model}", title, rows, _paint_auc, (8 if len(attacks) > 1 else 5, 4))
@@ -41,34 +28,29 @@ def _score(model: str, found: Score) -> Record:
 
 
 def _paint_auc(figure: Figure, rows: list[Record]) -> None:
-    for axes, attack in panels_by(figure, rows, "attack"):
-        for number, (score, style) in enumerate(_styles(rows).items()):
-            some, shift = only(rows, attack=attack, score=score), 0.012 * (number - 0.5)
+    for axes, found in style.panels(figure, rows, "attack", ylabel="AUC, with 95% intervals"):
+        for number, (score, look) in enumerate(style.styles(rows, "score").items()):
+            some, shift = only(found, score=score), 0.012 * (number - 0.5)
             for row in only(some, lam=None):
-                axes.axhspan(row["low"], row["high"], color=style.colour, alpha=0.15, linewidth=0)
-                axes.axhline(row["value"], color=style.colour, linestyle=style.line, label=score)
+                axes.axhspan(row["low"], row["high"], color=look.colour, alpha=0.15, linewidth=0)
+                axes.axhline(row["value"], color=look.colour, linestyle=look.line, label=score)
             if curve := [row for row in some if row["lam"] is not None]:
-                points(axes, curve, style, x="lam", label=score, line=style.line, shift=shift)
-        zero(axes, 0.5)
-        lam_axis(axes)
-    figure.axes[0].set_ylabel("AUC, with 95% intervals")
-    legend_below(figure, columns=4)
-
-
-def _styles(rows: list[Record]) -> dict[str, SeriesStyle]:
-    """The style of each score."""
-    return {score: series_style(number) for number, score in enumerate(distinct(rows, "score"))}
+                style.points(axes, curve, look, label=score, shift=shift)
+        axes.set_title(found[0]["attack"])
+        style.zero(axes, 0.5)
+        style.lam_axis(axes)
+    style.legend_below(figure, columns=4)
 
 
 def roc(model: str, entry: Analysis) -> Chart:
     """ROC curves at the ratio nearest to 0.5."""
-    scores = entry["detection"]["scores"]
-    lam = middle([found["lam"] for found in scores if found["lam"] is not None])
+    scores = nearest(entry["detection"]["scores"])
+    lam = max(found["lam"] for found in scores if found["lam"] is not None)
     rows = [
         _score(model, found)
         | {"auc": found["auc"], "false_positives": false, "true_positives": true}
         for found in scores
-        if found["lam"] in (lam, None) and "roc" in found
+        if "roc" in found
         for false, true in zip(*found["roc"].values(), strict=True)
     ]
     attacks = distinct(rows, "attack")
@@ -77,18 +59,18 @@ def roc(model: str, entry: Analysis) -> Chart:
 
 
 def _paint_roc(figure: Figure, rows: list[Record]) -> None:
-    for axes, attack in panels_by(figure, rows, "attack"):
-        for score, style in _styles(rows).items():
-            if some := only(rows, attack=attack, score=score):
+    for axes, found in style.panels(figure, rows, "attack", ylabel="attacked inputs flagged (%)"):
+        for score, look in style.styles(rows, "score").items():
+            if some := only(found, score=score):
                 rates = ("false_positives", "true_positives")
                 x, y = ([100 * row[rate] for row in some] for rate in rates)
                 label = f"{score} ({some[0]['auc']:.2f})"
-                axes.plot(x, y, color=style.colour, linestyle=style.line, label=label)
+                axes.plot(x, y, color=look.colour, linestyle=look.line, label=label)
         axes.plot([0, 100], [0, 100], color="#888888", linewidth=0.8)
+        axes.set_title(found[0]["attack"])
         axes.set(aspect="equal", xlim=(-1, 101), ylim=(-1, 101))
         axes.set_xlabel("clean inputs flagged (%)")
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, title="score (AUC)")
-    figure.axes[0].set_ylabel("attacked inputs flagged (%)")
 
 
 def combined(model: str, entry: Analysis) -> Chart:
@@ -101,25 +83,25 @@ def combined(model: str, entry: Analysis) -> Chart:
             for step in found:
                 row = {"model": model, "lam": step["lam"], "threshold": step["threshold"]}
                 row |= {"input": given, "quantity": quantity}
-                rows.append(row | accuracy_row(step[given + suffix]))
+                rows.append(row | estimate(step[given + suffix]))
     named = f"{model}, {' and '.join(attacks)} PGD-{entry['steps']}"
     title = f"MI-Combined at λ = {found[0]['lam']:g}: {named}"
     return Chart(f"combined-{model}", title, rows, _paint_combined, (8, 3.8))
 
 
 def _paint_combined(figure: Figure, rows: list[Record]) -> None:
-    for axes, quantity in panels_by(figure, rows, "quantity"):
-        for number, given in enumerate(distinct(rows, "input")):
-            some, style = only(rows, quantity=quantity, input=given), series_style(number)
+    for axes, found in style.panels(figure, rows, "quantity", ylabel="percent, with 95% bands"):
+        for given, look in style.styles(rows, "input").items():
+            some = only(found, input=given)
             x = [row["threshold"] for row in some]
             low, value, high = (
                 [100 * row[key] for row in some] for key in ("low", "value", "high")
             )
-            axes.fill_between(x, low, high, color=style.colour, alpha=0.18, linewidth=0)
-            look = {"color": style.colour, "linestyle": style.line, "marker": style.marker}
-            axes.plot(x, value, **look, markevery=3, label=given)
+            axes.fill_between(x, low, high, color=look.colour, alpha=0.18, linewidth=0)
+            drawn = {"color": look.colour, "linestyle": look.line, "marker": look.marker}
+            axes.plot(x, value, **drawn, markevery=3, label=given)
+        quantity = found[0]["quantity"]
         axes.set_title("accuracy (%)" if quantity == "accuracy" else "inputs flagged (%)")
         axes.set_ylim(-2, 102)
         axes.set_xlabel("threshold of the MI-PL gap")
-    figure.axes[0].set_ylabel("percent, with 95% bands")
-    legend_below(figure, columns=3)
+    style.legend_below(figure, columns=3)

@@ -1,36 +1,17 @@
-"""The common style of all figures: series differ in colour, marker and line style."""
+"""What figures are drawn with: series that differ in colour, marker and line, panels, legends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle, product
 from typing import TYPE_CHECKING, Any
+
+from mixup_inference.reporting.figures.chart import Record, distinct, only
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-RC: Any = {
-    "svg.fonttype": "none",  # text stays text
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans", "Verdana", "sans-serif"],
-    "font.size": 10,
-    "axes.titlesize": 10,
-    "axes.labelsize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.formatter.useoffset": False,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.7,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 5,
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-}
 
 
 @dataclass(frozen=True)
@@ -53,34 +34,19 @@ BLACK = SeriesStyle("#000000", "X", (0, (1, 1)))
 SERIES_STYLES = (BLUE, RED, GREEN, PINK, ORANGE, SKY, BLACK)
 
 
-def series_style(number: int) -> SeriesStyle:
-    """The style of the n-th series."""
-    return SERIES_STYLES[number % len(SERIES_STYLES)]
-
-
-def distinct(rows: Iterable[dict[str, Any]], key: str) -> list[Any]:
-    """The values of a key in order of first appearance."""
-    return list(dict.fromkeys(row[key] for row in rows))
-
-
-def only(rows: Iterable[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]]:
-    """The rows with these values."""
-    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
-
-
-def accuracy_row(cell: Mapping[str, Any]) -> dict[str, float]:
-    """An accuracy of results.json and its interval, for a row of chart data."""
-    return {"value": cell["accuracy"], "low": cell["low"], "high": cell["high"]}
+def styles(rows: list[Record], key: str) -> dict[Any, SeriesStyle]:
+    """The style of each series, which are told apart by the values of a key."""
+    return dict(zip(distinct(rows, key), cycle(SERIES_STYLES), strict=False))
 
 
 def points(
     axes: Axes,
-    rows: Sequence[dict[str, Any]],
+    rows: Sequence[Record],
     style: SeriesStyle,
     *,
-    x: str,
+    x: str = "lam",
     label: str | None = None,
-    line: Any = "",
+    line: bool = True,
     scale: float = 1.0,
     hollow: bool = False,
     shift: float = 0.0,
@@ -92,7 +58,7 @@ def points(
         yerr=arms(rows, "value", "low", "high", scale),
         color=style.colour,
         marker=style.marker,
-        linestyle=line,
+        linestyle=style.line if line else "",
         markerfacecolor="white" if hollow else style.colour,
         elinewidth=1.1,
         capsize=2,
@@ -101,7 +67,7 @@ def points(
 
 
 def arms(
-    rows: Sequence[dict[str, Any]], value: str, low: str, high: str, scale: float = 1.0
+    rows: Sequence[Record], value: str, low: str, high: str, scale: float
 ) -> list[list[float]]:
     """The two arms of each interval, for error bars."""
     below = [scale * max(0.0, row[value] - row[low]) for row in rows]
@@ -109,9 +75,7 @@ def arms(
     return [below, above]
 
 
-def line(
-    axes: Axes, rows: Sequence[dict[str, Any]], style: SeriesStyle, *, label: str | None = None
-) -> None:
+def line(axes: Axes, rows: list[Record], style: SeriesStyle, *, label: str | None = None) -> None:
     """Draw computed values over lam, which have no interval."""
     lam, value = ([row[key] for row in rows] for key in ("lam", "value"))
     (drawn,) = axes.plot(lam, value, color=style.colour, linestyle=style.line, label=label)
@@ -124,15 +88,26 @@ def zero(axes: Axes, y: float = 0.0) -> None:
     axes.axhline(y, color="#888888", linewidth=0.8, zorder=0)
 
 
-def panels_by(
-    figure: Figure, rows: Iterable[dict[str, Any]], key: str
-) -> Iterator[tuple[Axes, Any]]:
-    """Yield panels side by side with common axes, one for each value of a key, its title."""
-    values = distinct(rows, key)
-    (grid,) = figure.subplots(1, len(values), sharex=True, sharey=True, squeeze=False)
-    for axes, value in zip(grid, values, strict=True):
-        axes.set_title(value)
-        yield axes, value
+def panels(
+    figure: Figure,
+    rows: list[Record],
+    across: str,
+    down: str = "model",
+    *,
+    ylabel: str,
+    sharey: Any = True,
+) -> Iterator[tuple[Axes, list[Record]]]:
+    """Yield panels and the rows of each: a column for each value of one key, a line of another.
+
+    Their axes are common, and labelled only at the left and below.
+    """
+    columns, lines = distinct(rows, across), distinct(rows, down)
+    grid = figure.subplots(len(lines), len(columns), sharex=True, sharey=sharey, squeeze=False)
+    for axes, (below, beside) in zip(grid.flat, product(lines, columns), strict=True):
+        yield axes, only(rows, **{down: below, across: beside})
+    for axes in grid.flat:
+        axes.set_ylabel(ylabel)
+        axes.label_outer()
 
 
 def legend_below(figure: Figure, *, columns: int) -> None:

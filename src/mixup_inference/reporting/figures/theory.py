@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import product
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from mixup_inference.metrics.accuracy import mean_interval
-from mixup_inference.reporting.figures.chart import Chart, Record
-from mixup_inference.reporting.figures.style import (
-    BLUE,
-    GREEN,
-    RED,
-    SeriesStyle,
-    distinct,
-    lam_axis,
-    legend_below,
-    line,
-    only,
-    panels_by,
-    points,
-    series_style,
-    zero,
-)
+from mixup_inference.reporting.figures import style
+from mixup_inference.reporting.figures.chart import Chart, Record, distinct, only
 from mixup_inference.reporting.labels import defense_title
 from mixup_inference.reporting.schema import Analysis, Mean, Theory
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COMPONENTS: tuple[Literal["y"], Literal["y_hat"]] = ("y", "y_hat")
@@ -35,10 +19,10 @@ COMPONENTS: tuple[Literal["y"], Literal["y_hat"]] = ("y", "y_hat")
 SIDES = {"y": ("$G_y$", "below"), "y_hat": (r"$G_{\hat{y}}$", "above")}
 #: The series of Figure 2: input, component, style and legend. On clean inputs y_hat = y (Eq. 2), so
 #: one component is enough.
-SERIES: tuple[tuple[Literal["clean", "adversarial"], str, SeriesStyle, str], ...] = (
-    ("clean", "y", BLUE, r"clean, $F_y = F_{\hat{y}}$"),
-    ("adversarial", "y", GREEN, "adversarial, $F_y$"),
-    ("adversarial", "y_hat", RED, r"adversarial, $F_{\hat{y}}$"),
+SERIES: tuple[tuple[Literal["clean", "adversarial"], str, style.SeriesStyle, str], ...] = (
+    ("clean", "y", style.BLUE, r"clean, $F_y = F_{\hat{y}}$"),
+    ("adversarial", "y", style.GREEN, "adversarial, $F_y$"),
+    ("adversarial", "y_hat", style.RED, r"adversarial, $F_{\hat{y}}$"),
 )
 
 
@@ -69,17 +53,16 @@ def linearity(models: Mapping[str, Analysis], *, name: str = "linearity", of: st
 
 def _paint_linearity(figure: Figure, rows: list[Record]) -> None:
     axes = figure.add_subplot()
-    for number, model in enumerate(distinct(rows, "model")):
+    for model, look in style.styles(rows, "model").items():
         curve = only(rows, model=model, quantity="at λ")
         (mean,) = only(rows, model=model, quantity="mean over λ")
         arm = mean["high"] - mean["value"]
         label = f"{model} (mean {mean['value']:.3f} ± {arm:.3f})"
-        style = series_style(number)
-        points(axes, curve, style, x="lam", label=label, line=style.line)
-    lam_axis(axes)
+        style.points(axes, curve, look, label=label)
+    style.lam_axis(axes)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("total variation (0: linear)")
-    legend_below(figure, columns=2)
+    style.legend_below(figure, columns=2)
 
 
 def predictions(model: str, entry: Analysis) -> Chart:
@@ -112,33 +95,16 @@ def _common(model: str, found: Theory) -> Record:
 
 
 def _paint_predictions(figure: Figure, rows: list[Record]) -> None:
-    for axes, some in _by_kind(figure, rows, "attack", "mean prediction", sharey=True):
-        for number, (given, component, style, _) in enumerate(SERIES):
+    for axes, some in style.panels(figure, rows, "kind", "attack", ylabel="mean prediction"):
+        for number, (given, component, look, _) in enumerate(SERIES):
             series = only(some, input=given, component=component)
-            shift = 0.01 * (number - 1)
-            line(axes, only(series, source="theory"), style)
-            points(axes, only(series, source="measured"), style, x="lam", shift=shift)
-            plain = only(series, source="without MI")
-            points(axes, plain, style, x="lam", shift=shift, hollow=True)
+            aside: Record = {"line": False, "shift": 0.01 * (number - 1)}
+            style.line(axes, only(series, source="theory"), look)
+            style.points(axes, only(series, source="measured"), look, **aside)
+            style.points(axes, only(series, source="without MI"), look, hollow=True, **aside)
         axes.set_title(f"{some[0]['kind']}, {some[0]['attack']}")
+        style.lam_axis(axes)
     _key(figure)
-
-
-def _by_kind(
-    figure: Figure, rows: list[Record], key: str, ylabel: str, *, sharey: bool | Literal["row"]
-) -> Iterator[tuple[Axes, list[Record]]]:
-    """Yield a grid of panels over lam, a line for each value of a key and a column for each kind.
-
-    Each comes with its rows.
-    """
-    values, kinds = distinct(rows, key), distinct(rows, "kind")
-    grid = figure.subplots(len(values), len(kinds), sharex=True, sharey=sharey, squeeze=False)
-    for axes, (value, kind) in zip(grid.flat, product(values, kinds), strict=True):
-        yield axes, only(rows, kind=kind, **{key: value})
-    for axes in grid[-1]:
-        lam_axis(axes)
-    for axes in grid[:, 0]:
-        axes.set_ylabel(ylabel)
 
 
 def _key(figure: Figure) -> None:
@@ -146,24 +112,23 @@ def _key(figure: Figure) -> None:
     from matplotlib.lines import Line2D  # noqa: PLC0415
 
     handles = []
-    ways = (
-        Line2D([], [], color="#666666", label="line: theory (Table 1)"),
-        Line2D([], [], color="#666666", marker="o", linestyle="", label="filled: measured"),
-        Line2D([], [], color="#666666", marker="o", linestyle="", markerfacecolor="white",
-               label="hollow: without MI"),
-    )  # fmt: skip
-    for (_, _, style, label), way in zip(SERIES, ways, strict=True):
-        series = Line2D([], [], color=style.colour, marker=style.marker, linestyle=style.line)
-        series.set_label(label)
-        handles += [series, way]
+    ways: list[tuple[str, Record]] = [
+        ("line: theory (Table 1)", {}),
+        ("filled: measured", {"marker": "o", "linestyle": ""}),
+        ("hollow: without MI", {"marker": "o", "linestyle": "", "markerfacecolor": "white"}),
+    ]
+    for (_, _, look, label), (way, drawn) in zip(SERIES, ways, strict=True):
+        own = {"color": look.colour, "marker": look.marker, "linestyle": look.line}
+        handles.append(Line2D([], [], label=label, **own))
+        handles.append(Line2D([], [], label=way, color="#666666", **drawn))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(SERIES))
 
 
-BOUND = SeriesStyle("#000000", "", "-")
+BOUND = style.SeriesStyle("#000000", "", "-")
 QUANTITIES = {
-    "input transfer": ("input_transfer", BLUE),
-    "perturbation shrinkage": ("perturbation_shrinkage", GREEN),
-    "sum": ("change", RED),
+    "input transfer": ("input_transfer", style.BLUE),
+    "perturbation shrinkage": ("perturbation_shrinkage", style.GREEN),
+    "sum": ("change", style.RED),
 }
 
 
@@ -188,16 +153,18 @@ def mechanisms(model: str, entry: Analysis) -> list[Chart]:
 
 
 def _paint_mechanisms(figure: Figure, rows: list[Record]) -> None:
-    for axes, some in _by_kind(figure, rows, "component", "mean change of G", sharey="row"):
-        for number, (quantity, (_, style)) in enumerate(QUANTITIES.items()):
+    ylabel = "mean change of G"
+    for axes, some in style.panels(figure, rows, "kind", "component", ylabel=ylabel, sharey="row"):
+        for number, (quantity, (_, look)) in enumerate(QUANTITIES.items()):
             series = only(some, quantity=quantity)
-            shift = 0.012 * (number - 1)
-            points(axes, series, style, x="lam", label=quantity, line=style.line, shift=shift)
-        line(axes, only(some, quantity="bound"), BOUND, label="bound on the sum (Eq. 12, 15)")
-        zero(axes)
+            style.points(axes, series, look, label=quantity, shift=0.012 * (number - 1))
+        bound = only(some, quantity="bound")
+        style.line(axes, bound, BOUND, label="bound on the sum (Eq. 12, 15)")
+        style.zero(axes)
         symbol, side = SIDES[some[0]["component"]]
         axes.set_title(f"{some[0]['kind']}, {symbol}: the sum must be {side} the bound")
-    legend_below(figure, columns=4)
+        style.lam_axis(axes)
+    style.legend_below(figure, columns=4)
 
 
 def detection_gap(model: str, entry: Analysis) -> Chart:
@@ -215,13 +182,14 @@ def detection_gap(model: str, entry: Analysis) -> Chart:
 
 
 def _paint_gap(figure: Figure, rows: list[Record]) -> None:
-    for axes, attack in panels_by(figure, rows, "attack"):
-        for number, kind in enumerate(distinct(rows, "kind")):
-            some, style = only(rows, attack=attack, kind=kind), series_style(number)
-            line(axes, only(some, source="theory"), style, label=f"{kind}, theory")
-            seen, shift = only(some, source="measured"), 0.012 * (number - 0.5)
-            points(axes, seen, style, x="lam", label=f"{kind}, measured", shift=shift)
-        zero(axes)
-        lam_axis(axes)
-    figure.axes[0].set_ylabel("gap (higher: easier to detect)")
-    legend_below(figure, columns=4)
+    ylabel = "gap (higher: easier to detect)"
+    for axes, found in style.panels(figure, rows, "attack", ylabel=ylabel):
+        for number, (kind, look) in enumerate(style.styles(rows, "kind").items()):
+            some, shift = only(found, kind=kind), 0.012 * (number - 0.5)
+            style.line(axes, only(some, source="theory"), look, label=f"{kind}, theory")
+            seen, label = only(some, source="measured"), f"{kind}, measured"
+            style.points(axes, seen, look, label=label, line=False, shift=shift)
+        axes.set_title(found[0]["attack"])
+        style.zero(axes)
+        style.lam_axis(axes)
+    style.legend_below(figure, columns=4)
