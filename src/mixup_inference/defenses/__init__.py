@@ -1,5 +1,6 @@
 """Inference-time defences: mixup inference, the baselines of Tables 2 and 3, and others."""
 
+from mixup_inference.defenses.bart import BarrageOfTransforms
 from mixup_inference.defenses.base import (
     Defense,
     Options,
@@ -35,6 +36,7 @@ __all__ = [
     "ABSTAIN",
     "DEFENSES",
     "PRESETS",
+    "BarrageOfTransforms",
     "BitDepthReduction",
     "Certificate",
     "CombinedInference",

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from torch import nn
 
+from mixup_inference.defenses.bart import BarrageOfTransforms
 from mixup_inference.defenses.base import Options
 from mixup_inference.defenses.baselines import CropResize, GaussianNoise, RandomRotation, ResizePad
 from mixup_inference.defenses.combined import CombinedInference
@@ -144,6 +145,7 @@ _BLURS = [{"sigma": sigma} for sigma in (0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.25, 1.5
 _SHRUNK = [{"size": size} for size in (0.9, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4, 0.3)]
 _GUO = ((0.1, 0.01), (0.2, 0.02), (0.3, 0.03), (0.5, 0.03), (0.5, 0.06), (0.7, 0.06))
 _DROPS = [{"drop": drop, "weight": weight} for drop, weight in _GUO]
+_BARRAGES = [{"transforms": count} for count in (1, 2, 3, 4, 5, 6, 8, 10)]
 _SPREADS = [{"lam": {"beta": [a, 1]}} for a in (16, 8, 4, 3, 2, 1)]
 _RATIOS = [{"lam": lam / 20} for lam in range(18, 5, -1)]
 _PAIRS = [
@@ -165,6 +167,7 @@ DEFENSES.add(_fixed("resize", Resize, title="resize down and up", grid=_SHRUNK))
 DEFENSES.add(
     _baseline("total-variation", TotalVariationMinimization, title="total variation", grid=_DROPS)
 )
+DEFENSES.add(_baseline("bart", BarrageOfTransforms, title="BaRT", grid=_BARRAGES))
 DEFENSES.add(_baseline("smoothing", RandomizedSmoothing, title="smoothing", grid=_NOISES))
 DEFENSES.add(_baseline("dip", DataInterpolatingPrediction, title="DIP", grid=_SPREADS))
 DEFENSES.add(_mixup("mi-ol", MixupInference, {"labels": "other"}, title="MI-OL", grid=_RATIOS))
