@@ -82,9 +82,9 @@ class RandomizedSmoothing(GaussianNoise):
         ``n0`` draws choose the class A, ``n`` others count its votes. With the lower end p of the
         one-sided Clopper-Pearson interval for P(F(x + noise) = A), which errs with probability
         ``alpha``, the radius is sigma Phi^-1(p) if p > 1/2; otherwise it abstains (Theorem 1 and
-        the function Certify of Cohen et al.).
+        the function Certify of Cohen et al.). The same call gives the same certificate.
         """
-        check_images(x)
+        index = torch.arange(len(check_images(x)), device=x.device) if index is None else index
         check_number(alpha, what="alpha", least=0, most=1)
         first, others = (
             self.numbers(x, index, f"{stream} {part}", draws=check_int(count, what=what, least=1))

@@ -61,17 +61,20 @@ def minimize_total_variation(
     # Start at the mean of what was kept where nothing is known.
     mean = (data * x).sum((-2, -1), keepdim=True) / data.sum((-2, -1), keepdim=True).clamp(min=1)
     z = torch.where(data > 0, x, mean)
+    share = 1 / (1 + tau * data)
+    pulled = tau * data * x * share
+    most = torch.as_tensor(weight).to(x).clamp(min=1e-12)
     ahead, down, right = z, torch.zeros_like(x), torch.zeros_like(x)
     for _ in range(steps):
         down[..., :-1, :] += sigma * ahead.diff(dim=-2)
         right[..., :-1] += sigma * ahead.diff(dim=-1)
-        length = torch.hypot(down, right)
-        shrink = weight / torch.maximum(length, torch.as_tensor(weight).to(length))
-        shrink = torch.where(length > 0, shrink, 1.0)
-        down, right = down * shrink, right * shrink
+        length = torch.addcmul(down * down, right, right).sqrt_()
+        shrink = most / torch.maximum(length, most)
+        down *= shrink
+        right *= shrink
         before = z
         z = z + tau * (_backward(down, -2) + _backward(right, -1))
-        z = (z + tau * data * x) / (1 + tau * data)
+        z = torch.addcmul(pulled, z, share)
         ahead = 2 * z - before
     return z
 
