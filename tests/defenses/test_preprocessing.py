@@ -14,8 +14,9 @@ from scipy.ndimage import gaussian_filter
 from torch import nn
 
 from mixup_inference import InputError, evaluate, make_defense
-from mixup_inference.attacks import QueryModel, eot_pgd
+from mixup_inference.attacks import QueryModel, run_attack
 from mixup_inference.defenses import (
+    DEFENSES,
     BitDepthReduction,
     GaussianBlur,
     JpegCompression,
@@ -135,13 +136,25 @@ def test_neutral_settings_are_the_model_itself():
     assert torch.equal(quantize(x, torch.full((4, 1, 1, 1), 255)), x)
 
 
-@pytest.mark.parametrize("name", ["jpeg", "bit-depth"])
-def test_an_adaptive_attack_goes_through_the_surrogate(trained, parts, name):
-    x, y = parts["test"].pixels[:40], parts["test"].labels[:40]
-    defense = make_defense(name, trained)
-    found = eot_pgd(defense, x, y, eps=0.2, steps=15, draws=1)
-    assert evaluate(defense, x, y).value > 0.85
-    assert evaluate(defense, found.examples, y).value < 0.3
+@pytest.mark.parametrize("attack", ["eot-pgd", "apgd", "square", "frozen"])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("jpeg", {}),
+        ("bit-depth", {}),
+        ("total-variation", {"drop": 0.1, "weight": 0.01}),
+        ("smoothing", {"sigma": 0.1}),
+        ("bart", {"transforms": 1}),
+    ],
+)
+def test_adaptive_attacks_go_through_the_surrogate(trained, parts, name, settings, attack):
+    assert DEFENSES[name].factory.surrogate_gradient
+    x, y = parts["test"].pixels[:20], parts["test"].labels[:20]
+    defense = make_defense(name, trained, draws=3, **settings)
+    counts = {"queries": 200} if attack == "square" else {"steps": 15}
+    found = run_attack(attack, defense, x, y, settings=counts, eps=0.25, repeats=1)
+    assert evaluate(defense, x, y).value > 0.75
+    assert float(found.fooled.double().mean()) > 0.5
 
 
 @pytest.mark.parametrize(
