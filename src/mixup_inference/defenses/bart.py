@@ -21,9 +21,8 @@ class BarrageOfTransforms(Defense):
     """Apply several random transforms in random order, at most one of each group.
 
     Each has a random strength; see ``bart_groups``. F should have been trained on such images.
-    ``transforms`` is how many: 5 in most of the paper, of 10 groups. Grey images have 8; a larger
-    number means all of them. Rounding, JPEG and total variation have the gradient of the identity,
-    the other transforms their own.
+    ``transforms`` is how many, of 10 groups. Grey images have 8; a larger number means all of them.
+    Rounding, JPEG and total variation have the gradient of the identity, the others their own.
     """
 
     surrogate_gradient = True

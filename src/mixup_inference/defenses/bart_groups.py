@@ -1,8 +1,9 @@
 """The ten groups of BaRT (Raff et al., 2019), with the random strength of each transform.
 
-The ranges are those of the paper's appendix for images of 256 pixels, lengths in proportion to the
-side. Left out: seam carving, local histogram equalisation, bilateral, wavelet and non-local means
-denoising.
+The ranges are those of the paper's appendix, as a public reimplementation gives them for images of
+256 pixels, with lengths in proportion to the side; but the windows of the median and the mean are
+squares of 3 or 5 pixels. Left out: seam carving, local histogram equalisation, bilateral, wavelet
+and non-local means denoising.
 """
 
 from __future__ import annotations
