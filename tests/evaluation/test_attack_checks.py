@@ -9,6 +9,7 @@ from torch import nn
 from mixup_inference import GaussianNoise, InputError, MixupInference, pgd
 from mixup_inference.attacks import QueryModel, ThreatModel, eot_pgd, judge
 from mixup_inference.attacks.success import check_points
+from mixup_inference.defenses import BitDepthReduction
 from mixup_inference.evaluation.attack_checks import (
     Check,
     at_least_as_strong,
@@ -131,6 +132,19 @@ def test_randomised_defences(trained, pool, some):
     assert checks[0][-1].passed is None  # few examples stand out from the noise of 2 draws
     assert checks[1][-1].passed is True
     assert checks[1] == check_attack(noise, *some, **SETTINGS)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_surrogate_gradient_is_mentioned(trained, some, inside):
+    """It is no failure, wherever in the defence it is; a gradient of one's own is no news."""
+    defense = BitDepthReduction(trained, bits=4)
+    if inside:
+        defense = GaussianNoise(defense, sigma=0.05, clip=True, draws=2)
+    found = {check.id: check for check in check_attack(defense, *some, **SETTINGS)}
+    assert found["surrogate-gradient"].passed is None
+    assert found["unbounded"].passed is True
+    own = verdicts(check_attack(GaussianNoise(trained, sigma=0.05, draws=2), *some, **SETTINGS))
+    assert "surrogate-gradient" not in own
 
 
 def lazy(module, x, y, *, what, **settings):

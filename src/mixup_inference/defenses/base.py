@@ -164,14 +164,21 @@ class Defense(nn.Module):
         """
         check_images(x)
         numbers = self.numbers(x, index, stream, draws)
-        return self.average(x, self.condition(x), numbers, mean=False)
+        return self.average(x, self.condition(x), numbers, reduce=None)
 
     @halve_chunk_on_oom
-    def average(self, x: Tensor, given: Any, numbers: Draws, *, mean: bool = True) -> Tensor:
+    def average(
+        self,
+        x: Tensor,
+        given: Any,
+        numbers: Draws,
+        *,
+        reduce: Callable[[Tensor], Tensor] | None = mean_prediction,
+    ) -> Tensor:
         """Log mean softmax over these draws, where ``given`` is ``condition(x)``.
 
-        F sees blocks of samples x draws that fit the chunk. Without ``mean`` the log-probabilities
-        of all draws are kept, (samples, draws, classes).
+        F sees blocks of samples x draws that fit the chunk. ``reduce`` is applied to the
+        log-probabilities (samples, draws, classes) of some samples at a time; None keeps all draws.
         """
         chunk = self._chunk_size(x)
         samples, all_k = max(1, chunk // len(numbers.k)), numbers.k.split(chunk)
@@ -182,9 +189,9 @@ class Defense(nn.Module):
                 rows = slice(first, first + samples)
                 known = None if given is None else given[rows]
                 drawn = torch.cat([block(x[rows], known, numbers.at(rows, k)) for k in all_k], 1)
-                out.append(mean_prediction(drawn) if mean else drawn)
+                out.append(drawn if reduce is None else reduce(drawn))
             joined = torch.cat(out)
-            return self.correct(joined, given, numbers) if mean else joined
+            return joined if reduce is None else self.correct(joined, given, numbers)
 
     def correct(self, log_mean: Tensor, given: Any, numbers: Draws) -> Tensor:  # noqa: ARG002
         """The mean prediction, corrected where a defence has a better estimate."""

@@ -19,7 +19,7 @@ from mixup_inference.utils.io import parse_toml, read_text, write_text
 
 @dataclass(frozen=True)
 class Preset:
-    """One row of the paper's Table 4 (CIFAR-10) or Table 5 (CIFAR-100)."""
+    """One row of the paper's Table 4 (CIFAR-10) or Table 5 (CIFAR-100), or one of ours."""
 
     objective: str
     kind: str
@@ -70,11 +70,17 @@ PRESETS: Mapping[str, Preset] = {
     for table, data in enumerate(("cifar10", "cifar100"))
     for objective, kind, *settings in _TABLES
     if settings[table] is not None
+} | {
+    # Ours: a random ratio around that of Table 4, which Section 3.1 and Appendix B.1 suggest.
+    "ours/mixup+mi-ol-uniform": Preset("mixup", "mi-ol", {"lam": {"uniform": [0.4, 0.6]}}),
+    "ours/mixup+mi-ol-beta": Preset("mixup", "mi-ol", {"lam": {"beta": [2, 2]}}),
+    "ours/mixup+mi-pl-uniform": Preset("mixup", "mi-pl", {"lam": {"uniform": [0.4, 0.6]}}),
+    "ours/mixup+mi-pl-beta": Preset("mixup", "mi-pl", {"lam": {"beta": [2, 2]}}),
 }
 
 
 def get_preset(name: str) -> Preset:
-    """A row of the paper's parameter tables by name, or a preset file by its path (.toml).
+    """A row of the paper's parameter tables or ours by name, or a preset file by its path (.toml).
 
     >>> get_preset("cifar10/mixup+gaussian").settings
     {'sigma': 0.02}

@@ -15,10 +15,20 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from torch import nn
 
+from mixup_inference.defenses.bart import BarrageOfTransforms
 from mixup_inference.defenses.base import Options
 from mixup_inference.defenses.baselines import CropResize, GaussianNoise, RandomRotation, ResizePad
 from mixup_inference.defenses.combined import CombinedInference
+from mixup_inference.defenses.dip import DataInterpolatingPrediction
 from mixup_inference.defenses.mixup import MixupInference
+from mixup_inference.defenses.preprocessing import (
+    BitDepthReduction,
+    GaussianBlur,
+    JpegCompression,
+    Resize,
+)
+from mixup_inference.defenses.smoothing import RandomizedSmoothing
+from mixup_inference.defenses.total_variation import TotalVariationMinimization
 from mixup_inference.draws import Beta, Uniform
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.pool import Pool
@@ -129,6 +139,14 @@ _NOISES = [{"sigma": sigma} for sigma in _SIGMAS]
 _ANGLES = [{"degrees": float(degrees)} for degrees in range(5, 55, 5)]
 _SIDES = ((0.9, 1.0), (0.85, 1.0), (0.8, 1.0), (0.75, 0.95), (0.7, 0.95), (0.65, 0.9), (0.6, 0.85))
 _SIZES = [{"size": size} for size in (*_SIDES, (0.5, 0.75))]  # of the side: they fit any image
+_QUALITIES = [{"quality": quality} for quality in (95, 90, 85, 75, 60, 50, 40, 30, 20, 10)]
+_BITS = [{"bits": bits} for bits in range(7, 0, -1)]
+_BLURS = [{"sigma": sigma} for sigma in (0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0)]
+_SHRUNK = [{"size": size} for size in (0.9, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4, 0.3)]
+_GUO = ((0.1, 0.01), (0.2, 0.02), (0.3, 0.03), (0.5, 0.03), (0.5, 0.06), (0.7, 0.06))
+_DROPS = [{"drop": drop, "weight": weight} for drop, weight in _GUO]
+_BARRAGES = [{"transforms": count} for count in (1, 2, 3, 4, 5, 6, 8, 10)]
+_SPREADS = [{"lam": {"beta": [a, 1]}} for a in (16, 8, 4, 3, 2, 1)]
 _RATIOS = [{"lam": lam / 20} for lam in range(18, 5, -1)]
 _PAIRS = [
     {"lam_detect": 0.5, "lam_defend": lam, "threshold": threshold}
@@ -141,6 +159,17 @@ DEFENSES.add(_baseline("gaussian", GaussianNoise, title="Gaussian noise", grid=_
 DEFENSES.add(_baseline("rotation", RandomRotation, title="random rotation", grid=_ANGLES))
 DEFENSES.add(_baseline("resize-pad", ResizePad, title="Xie et al.", grid=_SIZES))
 DEFENSES.add(_baseline("crop-resize", CropResize, title="Guo et al.", grid=_SIZES))
+_fixed = partial(_baseline, random=False)
+DEFENSES.add(_fixed("jpeg", JpegCompression, title="JPEG", grid=_QUALITIES))
+DEFENSES.add(_fixed("bit-depth", BitDepthReduction, title="bit depth", grid=_BITS))
+DEFENSES.add(_fixed("blur", GaussianBlur, title="Gaussian blur", grid=_BLURS))
+DEFENSES.add(_fixed("resize", Resize, title="resize down and up", grid=_SHRUNK))
+DEFENSES.add(
+    _baseline("total-variation", TotalVariationMinimization, title="total variation", grid=_DROPS)
+)
+DEFENSES.add(_baseline("bart", BarrageOfTransforms, title="BaRT", grid=_BARRAGES))
+DEFENSES.add(_baseline("smoothing", RandomizedSmoothing, title="smoothing", grid=_NOISES))
+DEFENSES.add(_baseline("dip", DataInterpolatingPrediction, title="DIP", grid=_SPREADS))
 DEFENSES.add(_mixup("mi-ol", MixupInference, {"labels": "other"}, title="MI-OL", grid=_RATIOS))
 DEFENSES.add(_mixup("mi-pl", MixupInference, {"labels": "predicted"}, title="MI-PL", grid=_RATIOS))
 _combined = partial(_mixup, costliest={"threshold": -1.0})  # everything is detected

@@ -31,6 +31,7 @@ NAMES = {
     "twice-draws": "twice the draws do not help the defender",
     "seed-known": "at least as strong on the frozen defence",
     "unbounded": "eps = 1 leaves nothing",
+    "surrogate-gradient": "the gradient is the defence's own",
 }
 ALLOWED = 0.01  # of accuracy, with eps = 1
 
@@ -138,6 +139,12 @@ def check_attack(
     for title, fooled in (others or {}).items():
         titles = "it", title
         checks.append(at_least_as_strong("weaker-attack", main.fooled, fooled, titles=titles))
+    if any(getattr(part, "surrogate_gradient", False) for part in defense.modules()):
+        why = (
+            "a part of the defence has no useful gradient and declares a surrogate (BPDA): an "
+            "attack that follows it may miss what exists. Attack without gradients, too."
+        )
+        checks.append(_check("surrogate-gradient", None, why))
     few: dict[str, Any] = {
         name: value[:planted] if isinstance(value, Tensor) else value
         for name, value in settings.items()
