@@ -13,10 +13,10 @@ from torch import nn
 
 from mixup_inference import InputError
 from mixup_inference.defenses import BarrageOfTransforms
-from mixup_inference.defenses import color_spaces as colors
+from mixup_inference.defenses.bart import color_spaces as colors
 from mixup_inference.defenses.bart import plan
-from mixup_inference.defenses.bart_groups import COLOR_ONLY, GROUPS
-from mixup_inference.defenses.bart_transforms import (
+from mixup_inference.defenses.bart.groups import COLOR_ONLY, GROUPS
+from mixup_inference.defenses.bart.transforms import (
     equalize,
     mean_filter,
     median_filter,

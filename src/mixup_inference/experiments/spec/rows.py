@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
 import torch
@@ -107,27 +108,34 @@ def for_each_model(rows: Any, models: Iterable[str]) -> Any:
     """Write out the rows that name several models: a list of them, or "*" for all.
 
     Each becomes one row for each model, in the model's group; ``{model}`` in its title stands for
-    the model's name. Without a title it is called after the model and the defence.
+    the model's name. Without a title it is called after the model and the defence. If such rows
+    follow each other, those of a model come together.
 
-    >>> row = {"model": "*", "defense": "mi-ol", "lam": 0.5}
-    >>> [row["title"] for row in for_each_model([row], ["erm", "mixup"])]
-    ['erm + MI-OL', 'mixup + MI-OL']
+    >>> rows = [{"model": "*"}, {"model": "*", "defense": "mi-ol", "lam": 0.5}]
+    >>> [row["title"] for row in for_each_model(rows, ["erm", "mixup"])]
+    ['erm', 'erm + MI-OL', 'mixup', 'mixup + MI-OL']
     """
     if not isinstance(rows, list | tuple):
         return rows
+
+    def named(row: Any) -> list[str] | None:
+        model = row.get("model") if isinstance(row, Mapping) else None
+        several = list(models) if model == "*" else model
+        return several if isinstance(several, list) else None
+
     out = []
-    for row in rows:
-        named = row.get("model") if isinstance(row, Mapping) else None
-        several = list(models) if named == "*" else named
-        if not isinstance(several, list):
-            out.append(row)
-            continue
-        defense = str(row.get("defense", "none"))
-        title = "{model}" if defense == "none" else f"{{model}} + {DEFENSES[defense].title}"
-        for model in several:
-            name = str(row.get("title", title)).replace("{model}", str(model))
-            out.append({"group": model, **row, "model": model, "title": name})
+    for several, together in groupby(rows, key=named):
+        alike = list(together)
+        out += alike if several is None else [_of(m, row) for m in several for row in alike]
     return out
+
+
+def _of(model: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of several models, for one of them."""
+    defense = str(row.get("defense", "none"))
+    title = "{model}" if defense == "none" else f"{{model}} + {DEFENSES[defense].title}"
+    named = str(row.get("title", title)).replace("{model}", str(model))
+    return {"group": model, **row, "model": model, "title": named}
 
 
 class FiguresSpec(Table):

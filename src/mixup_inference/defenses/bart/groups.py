@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from mixup_inference.defenses import color_spaces as colors
-from mixup_inference.defenses.bart_transforms import (
+from mixup_inference.defenses.bart import color_spaces as colors
+from mixup_inference.defenses.bart.transforms import (
     equalize,
     mean_filter,
     median_filter,

@@ -7,7 +7,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.defenses.bart_groups import COLOR_ONLY, GROUPS
+from mixup_inference.defenses.bart.groups import COLOR_ONLY, GROUPS
 from mixup_inference.defenses.base import Defense, Options
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.validation import check_int
@@ -20,7 +20,7 @@ _MEMBERS = {name: member for group in GROUPS.values() for name, member in group.
 class BarrageOfTransforms(Defense):
     """Apply several random transforms in random order, at most one of each group.
 
-    Each has a random strength; see ``bart_groups``. F should have been trained on such images.
+    Each has a random strength; see ``defenses.bart.groups``. F should have been trained on such images.
     ``transforms`` is how many, of 10 groups. Grey images have 8; a larger number means all of them.
     Rounding, JPEG and total variation have the gradient of the identity, the others their own.
     """
