@@ -25,6 +25,7 @@ from mixup_inference.experiments.adaptive_attacks import (
     is_mixup,
 )
 from mixup_inference.experiments.adaptive_extras import detector, gallery, samples
+from mixup_inference.experiments.data import first
 from mixup_inference.experiments.spec import RowSpec
 from mixup_inference.metrics.robust_accuracy import RobustAccuracy, paired_difference, worst_case
 from mixup_inference.utils.io import hash_tensors
@@ -38,26 +39,28 @@ EFFORT = ("steps", "draws", "loss")
 
 def measure_row(bench: AdaptiveEvaluation, row: RowSpec) -> tuple[dict[str, Any], Tensor]:
     """All attacks on a row, and its verdicts under the worst of them."""
-    whole = bench.experiment.spec
+    experiment, points = bench.experiment, bench.points
     records = [
         bench.record(row, attack)
         for attack in bench.spec.candidates
-        if whole.attack_applies(attack, row)
+        if experiment.spec.attack_applies(attack, row)
     ]
     fair = {r.attack.name: r for r in records if get_attack(r.attack.attack).worst_case}
     fooled, choice = worst_case(
         {name: record.choosing for name, record in fair.items()},
         {name: record.fooled for name, record in fair.items()},
     )
-    clean = bench.part(
-        "clean", row, {}, answers, lambda: bench.judge(row, bench.points, bench.clean(bench.points))
-    )
+
+    def clean() -> dict[str, Any]:
+        defense = experiment.defense(row)
+        return RobustAccuracy(bench.judge(defense, bench.clean(points), points)).entry()
+
     entry = {
         "title": row.title,
         "model": row.model,
         "defense": row.defense,
         "settings": row.settings,
-        "clean": clean,
+        "clean": bench.part("clean", row, {}, answers, clean),
         "attacks": [record.entry() for record in records],
         "worst": {"robust": RobustAccuracy(fooled).entry(), "choice": dict(Counter(choice))},
         "checks": _checks(bench, row, fair),
@@ -68,10 +71,10 @@ def measure_row(bench: AdaptiveEvaluation, row: RowSpec) -> tuple[dict[str, Any]
 def _checks(
     bench: AdaptiveEvaluation, row: RowSpec, records: Mapping[str, Record]
 ) -> list[dict[str, Any]]:
-    count = min(bench.spec.checks, len(bench.points))
+    some = first(bench.points, bench.spec.checks)
+    count = len(some)
     if count == 0:
         return []
-    some = bench.points.take(torch.arange(count))
     main = {key: value for key, value in get_attack("eot-pgd").defaults.items() if key in EFFORT}
     main |= bench.spec.main.settings
     rest = {key: value for key, value in main.items() if key not in EFFORT}
@@ -104,18 +107,16 @@ def adaptive(experiment: Experiment) -> dict[str, Any] | None:
     bench = AdaptiveEvaluation(experiment, spec)
     rows = adaptive_rows(experiment.spec.rows, spec.rows)
     entries: list[dict[str, Any]] = []
-    base: tuple[str, Tensor] | None = None
     for row in rows:
         entry, worst = measure_row(bench, row)
-        known = None
-        if row.defense == "none":
-            base = row.title, worst
+        if row.defense == "none":  # the first row of each model
+            base, worst_of_base = row.title, worst
+            entry |= {"base": None, "versus_base": None}
         else:
-            assert base is not None
-            value, low, high = paired_difference(worst, base[1])
-            known = {"difference": value, "low": low, "high": high}
-        title = None if known is None or base is None else base[0]
-        entries.append(entry | {"base": title, "versus_base": known})
+            difference, low, high = paired_difference(worst, worst_of_base)
+            versus = {"difference": difference, "low": low, "high": high}
+            entry |= {"base": base, "versus_base": versus}
+        entries.append(entry)
     return {
         "points": len(bench.points),
         "repeats": spec.repeats,

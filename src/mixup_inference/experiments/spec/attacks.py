@@ -88,11 +88,15 @@ class AdaptiveSpec(Table):
     detectors: tuple[str, ...] = ()
     detector_lam: float = 0.5
 
+    def first(self, name: str) -> AdaptiveAttackSpec:
+        """The first attack of this name; with its defaults if there is none."""
+        found = (attack for attack in self.attacks if attack.attack == name)
+        return next(found, AdaptiveAttackSpec(attack=name))
+
     @property
     def main(self) -> AdaptiveAttackSpec:
         """The attack that is checked, drawn in Figure 4 and shown in Figure 5."""
-        found = [attack for attack in self.attacks if attack.attack == "eot-pgd"]
-        return found[0] if found else AdaptiveAttackSpec(attack="eot-pgd")
+        return self.first("eot-pgd")
 
     @property
     def candidates(self) -> tuple[AdaptiveAttackSpec, ...]:
