@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from mixup_inference.attacks import eot_pgd, get_attack
+from mixup_inference.attacks import get_attack
 from mixup_inference.evaluation.attack_checks import check_attack
 from mixup_inference.evaluation.evaluate import answers
 from mixup_inference.experiments.adaptive_attacks import (
@@ -32,9 +31,6 @@ from mixup_inference.utils.io import hash_tensors
 
 if TYPE_CHECKING:
     from mixup_inference.experiments.experiment import Experiment
-
-#: What the checks vary, or hand on by itself.
-EFFORT = ("steps", "draws", "loss")
 
 
 def measure_row(bench: AdaptiveEvaluation, row: RowSpec) -> tuple[dict[str, Any], Tensor]:
@@ -72,29 +68,20 @@ def _checks(
     bench: AdaptiveEvaluation, row: RowSpec, records: Mapping[str, Record]
 ) -> list[dict[str, Any]]:
     some = first(bench.points, bench.spec.checks)
-    count = len(some)
-    if count == 0:
+    if len(some) == 0:
         return []
-    main = {key: value for key, value in get_attack("eot-pgd").defaults.items() if key in EFFORT}
-    main |= bench.spec.main.settings
-    rest = {key: value for key, value in main.items() if key not in EFFORT}
+    main = get_attack(bench.spec.main.attack).defaults | bench.spec.main.settings
     around = ("oblivious", "transfer", "black-box")
-    others = {n: r.fooled[:count] for n, r in records.items() if r.group in around}
+    others = {n: r.fooled[: len(some)] for n, r in records.items() if r.group in around}
 
     def compute() -> Any:
-        checks = check_attack(
-            bench.experiment.defense(row),
-            bench.clean(some),
-            some.labels,
-            attack=partial(eot_pgd, **rest),
-            others=others,
-            **{key: main[key] for key in EFFORT},
-            **bench.options(some),
-        )
+        defense, x = bench.experiment.defense(row), bench.clean(some)
+        settings = main | bench.options(some)
+        checks = check_attack(defense, x, some.labels, others=others, **settings)
         return [asdict(check) for check in checks]
 
     compared = {n: hash_tensors(fooled.to(torch.uint8)) for n, fooled in others.items()}
-    more = {"checks": count, "attack": main, "others": compared}
+    more = {"checks": len(some), "attack": main, "others": compared}
     found: list[dict[str, Any]] = bench.part("checks", row, more, check_attack, compute)
     return found
 

@@ -90,6 +90,7 @@ class AdaptiveEvaluation:
         attack = experiment.spec.attack
         assert attack is not None
         self.eps, self.norm, self.precision = attack.eps, attack.norm, attack.precision
+        self.budget = {"eps": attack.eps, "norm": attack.norm, "repeats": spec.repeats}
         self.seed = derive_seed(experiment.spec.seed, "adaptive attack")
         self.points = first(experiment.data.points["test"], spec.points)
 
@@ -145,30 +146,19 @@ class AdaptiveEvaluation:
         """What determines an attack on a row, but for the attack."""
         experiment = self.experiment
         return {
+            **experiment.defense_identity(row.defense, row.settings),
+            **self.budget,
+            **({} if self.precision == "32-true" else {"precision": self.precision}),
             "model": experiment.models.identity(row.model),
-            "draws": experiment.spec.draws,
             "seed": [experiment.spec.seed, self.seed],
             "points": experiment.data.hash_of("test"),
             "count": count,
-            "eps": self.eps,
-            "norm": self.norm,
-            "repeats": self.spec.repeats,
-            "batch_size": experiment.data.batch_size,
-            **({} if self.precision == "32-true" else {"precision": self.precision}),
-            **experiment.defense_identity(row.defense, row.settings),
         }
 
     def options(self, points: LabelledImages) -> dict[str, Any]:
         """The options that all attacks share."""
-        return {
-            "eps": self.eps,
-            "norm": self.norm,
-            "repeats": self.spec.repeats,
-            "seed": self.seed,
-            "index": points.index,
-            "precision": self.precision,
-            **self.experiment.options,
-        }
+        own = {"seed": self.seed, "index": points.index, "precision": self.precision}
+        return {**self.budget, **own, **self.experiment.options}
 
     def run(
         self, attack: AdaptiveAttackSpec, target: nn.Module, points: LabelledImages, **brought: Any

@@ -47,9 +47,9 @@ class ModelAnalysis:
         figures, attack = experiment.spec.figures, experiment.spec.attack
         assert figures is not None
         assert attack is not None
-        self.experiment, self.name = experiment, name
+        self.experiment, self.name, self.model = experiment, name, experiment.models[name]
         self.figures, self.attack, self.steps = figures, attack, min(attack.steps)
-        self.test = experiment.data.points["test"]
+        self.test, self.lam = experiment.data.points["test"], detection.middle(figures.lams)
 
     def all(self, *, tradeoffs: bool) -> dict[str, Any]:
         """Every part, as results.json has it."""
@@ -58,8 +58,6 @@ class ModelAnalysis:
         attacks = {
             "attacks": [experiment.examples_identity(self.name, mode) for mode in modes],
             "steps": self.steps,
-            "draws": experiment.spec.draws,
-            "batch_size": experiment.data.batch_size,
             "lams": list(figures.lams),
         }
         detected = attacks | {
@@ -87,7 +85,6 @@ class ModelAnalysis:
             "what": what,
             "model": self.experiment.models.identity(self.name),
             "points": self.experiment.data.hash_of("test"),
-            "seed": self.experiment.spec.seed,
             **self.experiment.inference_identity,
             **own,
             "code": code_hash(code, MixupInference, "experiments/analysis.py"),
@@ -96,15 +93,10 @@ class ModelAnalysis:
 
     def _linearity(self) -> Any:
         """How linear the model is between test points (Eq. 3)."""
-        experiment = self.experiment
-        found = linearity(
-            experiment.models[self.name],
-            self.test.pixels.to(experiment.device),
-            pairs=self.figures.pairs,
-            seed=experiment.spec.seed,
-            batch_size=experiment.data.batch_size,
-        )
-        return asdict(found)
+        images = self.test.pixels.to(self.experiment.device)
+        seed, size = self.experiment.spec.seed, self.experiment.data.batch_size
+        pairs = self.figures.pairs
+        return asdict(linearity(self.model, images, pairs=pairs, seed=seed, batch_size=size))
 
     def _attacked(self) -> dict[str, Tensor]:
         """The adversarial test points, by the attack's mode."""
@@ -113,9 +105,8 @@ class ModelAnalysis:
 
     def _turned(self, points: LabelledImages, x_adv: Tensor) -> Tensor:
         """Which points satisfy Eq. 2: the model has them right, and the attack turns them."""
-        model, size = self.experiment.models[self.name], self.experiment.data.batch_size
-        images = points.pixels, x_adv
-        before, after = (predicted_labels(model, x, batch_size=size) for x in images)
+        labels = partial(predicted_labels, self.model, batch_size=self.experiment.data.batch_size)
+        before, after = labels(points.pixels), labels(x_adv)
         return (before == points.labels) & (after != points.labels)
 
     def _theory(self) -> Any:
@@ -131,7 +122,7 @@ class ModelAnalysis:
                     continue  # the attack fooled nobody: there is nothing to measure
                 for kind, lam in kinds:
                     found = analyze(
-                        experiment.models[self.name],
+                        self.model,
                         experiment.data.pool.to(experiment.device),
                         some.pixels.to(experiment.device),
                         x_adv.to(experiment.device),
@@ -156,7 +147,7 @@ class ModelAnalysis:
         if len(calibration):
             sets["calibration"] = calibration
         answers = detection.answer(
-            experiment.models[self.name],
+            self.model,
             experiment.data.pool,
             sets,
             lams=self.figures.lams,
@@ -164,9 +155,9 @@ class ModelAnalysis:
             progress=experiment.progress,
             **experiment.drawing,
         )
-        lam = detection.middle(self.figures.lams)
-        combined = detection.measure_combined(answers, self.test.labels, list(attacked), lam=lam)
-        return detection.measure_detection(answers, list(attacked)) | {"combined": combined}
+        modes, labels = list(attacked), self.test.labels
+        combined = detection.measure_combined(answers, labels, modes, lam=self.lam)
+        return detection.measure_detection(answers, modes) | {"combined": combined}
 
     def _tradeoff(self, defense: str) -> list[dict[str, Any]]:
         """A defence's grid on the tuning points."""
@@ -194,21 +185,19 @@ class ModelAnalysis:
         if len(rows) == 0:
             return []
         some, attacked = self.test.take(rows), x_adv[rows]
-        model, lam = experiment.models[self.name], detection.middle(self.figures.lams)
-        inference = MixupInference(
-            model, experiment.data.pool, lam=lam, draws=spec.draws, seed=spec.seed
-        ).to(experiment.device)
+        pool, device, lam = experiment.data.pool, experiment.device, self.lam
+        inference = MixupInference(self.model, pool, lam=lam, draws=spec.draws, seed=spec.seed)
 
         def answer(images: Tensor) -> Tensor:
-            return logits_of(model, images.to(experiment.device)).log_softmax(1)
+            return logits_of(self.model, images.to(device)).log_softmax(1)
 
         with torch.no_grad():
-            x, stream = attacked.to(experiment.device), "gallery"
-            before, after = inference.log_probs(x, index=some.index, stream=stream)
+            x, stream = attacked.to(device), "gallery"
+            before, after = inference.to(device).log_probs(x, index=some.index, stream=stream)
             # The first of the draws that the answer above is the mean of.
             draws = inference.numbers(before, some.index, stream, draws=1)
             _, numbers = inference.partners(before.argmax(1), draws)
-            partner = experiment.data.pool.pixels(numbers[:, 0]).cpu()
+            partner = pool.pixels(numbers[:, 0]).cpu()
             mixed = mix(attacked, partner, lam)
             shown = {
                 "clean": (some.pixels, answer(some.pixels)),
@@ -276,9 +265,6 @@ def trials_of(
         "attacks": [experiment.examples_identity(name, mode, "tuning") for mode in modes],
         "steps": steps,
         "grid": grid,
-        "draws": spec.draws,
-        "seed": spec.seed,
-        "batch_size": experiment.data.batch_size,
         "code": code_hash(grid_search.try_settings),
         **experiment.defense_identity(defense, {}),
     }

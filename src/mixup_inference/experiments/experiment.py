@@ -189,16 +189,12 @@ class Experiment:
                 self.models[name],
                 points.pixels.to(self.device),
                 points.labels,
-                eps=attack.eps,
-                step=attack.step,
                 steps=max(attack.steps),
-                norm=attack.norm,
+                snapshots=attack.steps,
                 targeted=mode == "targeted",
-                labels=attack.labels,
                 seed=identity["seed"],
                 index=points.index,
-                snapshots=attack.steps,
-                precision=attack.precision,
+                **attack.model_dump(exclude={"steps", "modes"}),
                 **self.options,
             )
             return {f"PGD-{steps}": tensor.cpu() for steps, tensor in examples.items()}, {}
@@ -247,9 +243,6 @@ class Experiment:
             "input": points,
             "model": self.models.identity(row.model),
             "steps": column.steps,
-            "draws": self.spec.draws,
-            "seed": self.spec.seed,
-            "batch_size": self.data.batch_size,
             "keeps": ("accuracy", "labels", "margins"),
             "code": code_hash(answers),
             **self.defense_identity(row.defense, row.settings),
@@ -260,17 +253,18 @@ class Experiment:
         """The settings that all defences of the experiment share."""
         return {"draws": self.spec.draws, "seed": self.spec.seed, "engine": self.spec.engine}
 
-    def defense_identity(self, name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    def defense_identity(self, name: str, settings: dict[str, Any]) -> Identity:
         """What determines a defence apart from its model: its code, its pool, its engine."""
-        identity: dict[str, Any] = {"defense": name, "settings": settings}
+        identity: Identity = {"defense": name, "settings": settings}
         if name != "none":
             identity["defense code"] = code_hash(DEFENSES[name].factory)
         return identity | self.inference_identity
 
     @cached_property
-    def inference_identity(self) -> dict[str, str]:
-        """The pool and the engine, where they are not the default."""
-        identity = {}
+    def inference_identity(self) -> Identity:
+        """What determines all inference: draws, batches, the pool and engine if not the default."""
+        identity: Identity = {"draws": self.spec.draws, "seed": self.spec.seed}
+        identity["batch_size"] = self.data.batch_size
         if self.spec.data.pool != "train":
             identity["pool"] = hash_tensors(self.data.pool.images, self.data.pool.labels)
         if self.spec.engine != "eager":

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from mixup_inference.attacks import attack_title, get_attack, suite
 from mixup_inference.errors import InputError
+from mixup_inference.experiments.spec import fields
 from mixup_inference.experiments.spec.fields import Count, NotNegative, Table, Title
 from mixup_inference.validation import check_number
 
@@ -107,7 +108,5 @@ class AdaptiveSpec(Table):
     def _valid(self) -> AdaptiveSpec:
         check_number(self.detector_lam, what="detector_lam", least=0, most=1)
         names = [attack.name for attack in self.attacks]
-        for name in names:
-            if names.count(name) > 1:
-                raise InputError(f"two attacks are called {name!r}; give them titles.")
+        fields.check_different(names, "two attacks are called {}; give them titles.")
         return self

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import dataclasses
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from mixup_inference.datasets import check_name
-from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.errors import InputError
+from mixup_inference.experiments.spec import fields
 from mixup_inference.experiments.spec.fields import Count, NotNegative, Table
 from mixup_inference.models import NETWORKS
 from mixup_inference.registry import is_code
@@ -60,22 +61,19 @@ class NetworkSpec(Table):
 
     @model_validator(mode="after")
     def _known_name(self) -> NetworkSpec:
-        if self.is_foreign:
-            return self
-        known = NETWORKS[self.name].settings
-        for key in (self.model_extra or {}).keys() - known:
-            raise unknown_name(f"setting of {self.name}", key, known)
+        if not self.is_foreign:
+            known = NETWORKS[self.name].settings
+            fields.check_known(f"setting of {self.name}", self.model_extra or {}, known)
         return self
 
 
 #: What a spec may say of a training; its seed has a place of its own.
-SETTINGS = tuple(field.name for field in fields(Recipe) if field.name != "seed")
+SETTINGS = tuple(field.name for field in dataclasses.fields(Recipe) if field.name != "seed")
 
 
 def check_training(settings: dict[str, Any]) -> dict[str, Any]:
     """Some settings of a ``Recipe``, checked and converted as it does."""
-    for key in settings.keys() - SETTINGS:
-        raise unknown_name("key", key, SETTINGS)
+    fields.check_known("key", settings, SETTINGS)
     given = {name: settings[name] for name in SETTINGS if settings.get(name) is not None}
     recipe = Recipe(**given)
     return {name: getattr(recipe, name) for name in given}
@@ -106,8 +104,7 @@ class ModelSpec(Table):
         if not isinstance(value, dict):
             return value
         own = {key: value[key] for key in value if key not in cls.model_fields}
-        for key in own.keys() - SETTINGS:
-            raise unknown_name("key", key, (*cls.model_fields, *SETTINGS))
+        fields.check_known("key", own, (*cls.model_fields, *SETTINGS))
         return {key: value[key] for key in value if key not in own} | check_training(own)
 
     @model_validator(mode="after")

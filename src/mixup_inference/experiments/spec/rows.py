@@ -12,8 +12,9 @@ from torch import nn
 from mixup_inference.attacks import Precision
 from mixup_inference.defenses import DEFENSES, get_preset, make_defense, settings_of
 from mixup_inference.detection import SCORES
-from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.errors import InputError
 from mixup_inference.evaluation.grid_search import grid_of
+from mixup_inference.experiments.spec import fields
 from mixup_inference.experiments.spec.fields import Count, NotNegative, Positive, Table, Title
 from mixup_inference.pool import Pool
 from mixup_inference.validation import check_number
@@ -52,10 +53,8 @@ class AttackSpec(Table):
 
     @model_validator(mode="after")
     def _no_duplicates(self) -> AttackSpec:
-        for name in ("steps", "modes"):
-            values = list(getattr(self, name))
-            if len(set(values)) < len(values):
-                raise InputError(f"{name} has duplicates; saw {values}.")
+        fields.check_different(self.steps, "steps has duplicates; saw {} twice.")
+        fields.check_different(self.modes, "modes has duplicates; saw {} twice.")
         return self
 
 
@@ -88,10 +87,9 @@ class RowSpec(Table):
             defense = value.get("defense", "none")
             common = {"seed", "fresh", "draws"}
             known = (settings_of(defense) - common) | cls.model_fields.keys()
-            for key in value.keys() - known:
-                if key in common:
-                    raise InputError(f"{key} belongs to the whole experiment, not to a row.")
-                raise unknown_name(f"key of a row with the defence {defense!r}:", key, known)
+            for key in value.keys() & common:
+                raise InputError(f"{key} belongs to the whole experiment, not to a row.")
+            fields.check_known(f"key of a row with the defence {defense!r}:", value, known)
         return value
 
     @model_validator(mode="after")
