@@ -41,7 +41,7 @@ def build_network(
     network: NetworkSpec, *, classes: int, channels: int, size: int | None = None, seed: int = 0
 ) -> nn.Module:
     """A network of the registry with fresh weights, or the user's own as their function made it."""
-    settings = dict(network.model_extra or {})
+    settings = network.settings
     classes = network.classes or classes
     if not network.is_foreign:
         settings = {"channels": channels, "size": size, "seed": seed, **settings}
@@ -86,7 +86,7 @@ def _brings(weights: str, network: NetworkSpec) -> bool:
     config = header.get("architecture")
     if not isinstance(config, dict):
         return False
-    for name, value in {"name": network.name, **(network.model_extra or {})}.items():
+    for name, value in {"name": network.name, **network.settings}.items():
         if name in config and io.fingerprint(config[name]) != io.fingerprint(value):
             raise InputError(
                 f"{weights} says that its {name} is {config[name]}, not {value}. Leave it out: a "

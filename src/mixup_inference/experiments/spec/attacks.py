@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from mixup_inference.attacks import attack_title, get_attack, suite
 from mixup_inference.errors import InputError
 from mixup_inference.experiments.spec import fields
-from mixup_inference.experiments.spec.fields import Count, NotNegative, Table, Title
+from mixup_inference.experiments.spec.fields import Count, NotNegative, OpenTable, Table, Title
 from mixup_inference.validation import check_number
 
 
-class AdaptiveAttackSpec(Table):
+class AdaptiveAttackSpec(OpenTable):
     """One adaptive attack; further keys are its settings.
 
     ``attack`` is a name of the registry, ``library:Name`` of another library's, or
@@ -21,15 +21,9 @@ class AdaptiveAttackSpec(Table):
     crafted on (all others by default).
     """
 
-    model_config = ConfigDict(extra="allow", frozen=True)
     attack: str
     title: Title = ""
     surrogates: tuple[str, ...] = ()
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The attack's settings."""
-        return dict(self.model_extra or {})
 
     @property
     def name(self) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from mixup_inference.datasets import check_name
 from mixup_inference.errors import InputError
 from mixup_inference.experiments.spec import fields
-from mixup_inference.experiments.spec.fields import Count, NotNegative, Table
+from mixup_inference.experiments.spec.fields import Count, NotNegative, OpenTable, Table
 from mixup_inference.models import NETWORKS
 from mixup_inference.registry import is_code
 from mixup_inference.training import Recipe
@@ -44,13 +44,12 @@ class DataSpec(Table):
         return self
 
 
-class NetworkSpec(Table):
+class NetworkSpec(OpenTable):
     """Which network; further keys are passed to it.
 
     The name is one of the registry's, or ``package.module:factory``, a function of the user's.
     """
 
-    model_config = ConfigDict(extra="allow", frozen=True)
     name: str
     classes: Count | None = None
 
@@ -63,7 +62,7 @@ class NetworkSpec(Table):
     def _known_name(self) -> NetworkSpec:
         if not self.is_foreign:
             known = NETWORKS[self.name].settings
-            fields.check_known(f"setting of {self.name}", self.model_extra or {}, known)
+            fields.check_known(f"setting of {self.name}", self.settings, known)
         return self
 
 
@@ -82,21 +81,15 @@ def check_training(settings: dict[str, Any]) -> dict[str, Any]:
 TrainingSettings = Annotated[dict[str, Any], AfterValidator(check_training)]
 
 
-class ModelSpec(Table):
+class ModelSpec(OpenTable):
     """A model: the weights that it is brought with, or further keys that say how it is trained.
 
     ``seed``: of its start and its training, if it is to be another than the experiment's.
     """
 
-    model_config = ConfigDict(extra="allow", frozen=True)
     weights: str | None = None
     network: NetworkSpec | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-
-    @property
-    def training(self) -> dict[str, Any]:
-        """The settings of its training that are its own."""
-        return dict(self.model_extra or {})
 
     @model_validator(mode="before")
     @classmethod
@@ -109,7 +102,7 @@ class ModelSpec(Table):
 
     @model_validator(mode="after")
     def _trained_or_brought(self) -> ModelSpec:
-        if self.weights is not None and self.training:
-            names = ", ".join(self.training)
+        if self.weights is not None and self.settings:
+            names = ", ".join(self.settings)
             raise InputError(f"a model with weights is not trained; take out {names}.")
         return self

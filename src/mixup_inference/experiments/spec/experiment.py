@@ -131,12 +131,12 @@ class Spec(Table):
 
     def is_trained(self, model: str) -> bool:
         """Whether a model is trained here, and not brought along."""
-        settings = self.training | self.models[model].training
+        settings = self.training | self.models[model].settings
         return self.models[model].weights is None and "objective" in settings
 
     def recipe(self, model: str) -> Recipe:
         """The training of one model: its own settings over the common ones."""
-        settings = self.training | self.models[model].training
+        settings = self.training | self.models[model].settings
         return Recipe(**settings, seed=self.seed_of(model))
 
     def seed_of(self, model: str) -> int:

@@ -54,3 +54,14 @@ class Table(BaseModel):
         if isinstance(value, dict) and cls.model_config.get("extra") == "forbid":
             check_known("key", value, cls.model_fields)
         return value
+
+
+class OpenTable(Table):
+    """A TOML table whose further keys are settings of what it names."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The further keys."""
+        return dict(self.model_extra or {})

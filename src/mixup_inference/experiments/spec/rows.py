@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from mixup_inference.attacks import Precision
@@ -58,22 +58,16 @@ class AttackSpec(Table):
         return self
 
 
-class RowSpec(Table):
+class RowSpec(fields.OpenTable):
     """One row of the table: a model and a defence; further keys are the defence's settings.
 
     ``preset`` names a row of the paper's parameter tables in their stead.
     """
 
-    model_config = ConfigDict(extra="allow", frozen=True)
     title: Title
     model: str
     defense: str = "none"
     group: Title = ""
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The defence's settings."""
-        return dict(self.model_extra or {})
 
     @model_validator(mode="before")
     @classmethod
