@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,14 +49,19 @@ class Record:
         }
 
 
+def base_row(rows: Iterable[RowSpec], model: str) -> RowSpec:
+    """A model's undefended row; if the table has none, one that is made for it."""
+    bare = (row for row in rows if row.model == model and row.defense == "none")
+    return next(bare, RowSpec(title=f"{model} (no defence)", model=model))
+
+
 def adaptive_rows(rows: tuple[RowSpec, ...], wanted: tuple[str, ...]) -> list[RowSpec]:
     """The rows that are attacked, each model's undefended one before its defended ones."""
     chosen = [row for row in rows if not wanted or row.title in wanted]
     out = []
     for model in dict.fromkeys(row.model for row in chosen):
-        bare = [row for row in rows if row.model == model and row.defense == "none"]
-        base = bare[0] if bare else RowSpec(title=f"{model} (no defence)", model=model)
-        out += [base, *(row for row in chosen if row.model == model and row.defense != "none")]
+        defended = [row for row in chosen if row.model == model and row.defense != "none"]
+        out += [base_row(rows, model), *defended]
     return out
 
 

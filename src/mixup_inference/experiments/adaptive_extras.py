@@ -14,7 +14,7 @@ from mixup_inference.evaluation.detection import FALSE_POSITIVES, share
 from mixup_inference.evaluation.evaluate import predicted_labels
 from mixup_inference.experiments.adaptive_attacks import (
     AdaptiveEvaluation,
-    adaptive_rows,
+    base_row,
     is_mixup,
     sample_attacks,
 )
@@ -37,7 +37,7 @@ def samples(bench: AdaptiveEvaluation, row: RowSpec) -> dict[str, Any]:
     for curve, count, attack in sample_attacks(bench.spec, bench.norm):
         point = {"samples": count, "robust": robust(row, attack)}
         curves.setdefault(curve, []).append(point)
-    base = adaptive_rows(bench.experiment.spec.rows, (row.title,))[0]
+    base = base_row(bench.experiment.spec.rows, row.model)
     plain = AdaptiveAttackSpec.model_validate({"attack": "oblivious", "steps": steps})
     under_plain = {"title": base.title, "robust": robust(base, plain)}
     return {"title": row.title, "steps": steps, "base": under_plain, "curves": curves}
@@ -77,9 +77,7 @@ def gallery(bench: AdaptiveEvaluation, rows: list[RowSpec]) -> dict[str, Any] | 
 
 def detector(bench: AdaptiveEvaluation, model: str) -> dict[str, Any]:
     """MI-PL as a detector of one model: an attack that ignores it, and one that knows it."""
-    rows = adaptive_rows(bench.experiment.spec.rows, ())
-    own = RowSpec(title=model, model=model)
-    bare = next((row for row in rows if row.model == model and row.defense == "none"), own)
+    bare = base_row(bench.experiment.spec.rows, model)
     attacks = {
         "ignores the detector": bench.spec.first("oblivious"),
         "knows the detector": bench.spec.first("detector-aware"),

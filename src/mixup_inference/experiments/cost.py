@@ -195,13 +195,11 @@ def _measure(model: nn.Module, x: Tensor, engine: str, precision: Precision) -> 
 
 
 def _rate(job: Callable[[], None], images: int) -> float:
-    """Images a second, over SECONDS, after one call to warm up."""
-    job()
-    calls, started = 0, time.perf_counter()
-    while time.perf_counter() - started < SECONDS:
-        job()
-        calls += 1
-    return calls * images / (time.perf_counter() - started)
+    """Images a second, over SECONDS, after a few calls to warm up."""
+    from torch.utils.benchmark import Timer  # noqa: PLC0415 (slow to import)
+
+    timer = Timer("job()", globals={"job": job}, num_threads=torch.get_num_threads())
+    return images / timer.blocked_autorange(min_run_time=SECONDS).mean
 
 
 def attack_passes(spec: Spec, shape: Shape, row: RowSpec, attack: AdaptiveAttackSpec) -> Passes:
