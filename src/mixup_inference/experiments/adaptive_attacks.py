@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from mixup_inference.attacks import AttackResult, get_attack, judge, library_ver
 from mixup_inference.datasets import LabelledImages
 from mixup_inference.defenses import DEFENSES, MixupInference
 from mixup_inference.draws import derive_seed
-from mixup_inference.experiments.cache import Identity, TensorFile, Tensors
+from mixup_inference.experiments.cache import Compute, Identity, TensorFile, Tensors
 from mixup_inference.experiments.code_hash import code_hash
 from mixup_inference.experiments.data import first
 from mixup_inference.experiments.spec import AdaptiveAttackSpec, AdaptiveSpec, RowSpec
@@ -184,9 +184,7 @@ class AdaptiveEvaluation:
         options = {"repeats": self.spec.repeats, "index": points.index, **self.experiment.options}
         return judge(defense, x, points.labels, stream=stream, **options)
 
-    def part(
-        self, what: str, row: RowSpec, more: Identity, code: Any, compute: Callable[[], Any]
-    ) -> Any:
+    def part(self, what: str, row: RowSpec, more: Identity, code: Any, compute: Compute) -> Any:
         """A result of a row that this code computes, from the folder if it is there."""
         more = {"what": what, "code": code_hash(code, judge), **more}
         identity = self.identity(row, len(self.points)) | more

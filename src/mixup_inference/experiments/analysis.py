@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -19,7 +18,7 @@ from mixup_inference.evaluation import detection, grid_search
 from mixup_inference.evaluation.callback import Column
 from mixup_inference.evaluation.evaluate import evaluate, predicted_labels
 from mixup_inference.evaluation.grid_search import Trial, grid_of
-from mixup_inference.experiments.cache import Identity
+from mixup_inference.experiments.cache import Compute, Identity
 from mixup_inference.experiments.code_hash import code_hash
 from mixup_inference.experiments.data import first
 from mixup_inference.experiments.gallery import example, png, top
@@ -79,7 +78,7 @@ class ModelAnalysis:
             out["gallery"] = self._part("gallery", shown, MixupInference, self._gallery)
         return out
 
-    def _part(self, what: str, own: Identity, code: Any, compute: Callable[[], Any]) -> Any:
+    def _part(self, what: str, own: Identity, code: Any, compute: Compute) -> Any:
         """A part, from the folder if it is there; ``own`` is its own share of its identity."""
         identity = {
             "what": what,

@@ -32,6 +32,7 @@ _OF_MODEL = (LAST, BEST, WEIGHTS, CONFIG, IDENTITY)
 _HASHED_NAME = re.compile(r"(?:.+-)?([0-9a-f]{16})")
 
 Identity = dict[str, Any]
+Compute = Callable[[], Any]
 Tensors = tuple[dict[str, Tensor], dict[str, Any]]  # and facts about them
 
 
@@ -153,13 +154,7 @@ class Cache:
         self._used: set[str] = set()
 
     def get_or_compute(
-        self,
-        kind: str,
-        title: str,
-        identity: Identity,
-        compute: Callable[[], Any],
-        *,
-        name: str | None = None,
+        self, kind: str, title: str, identity: Identity, compute: Compute, name: str | None = None
     ) -> CacheEntry:
         """A result, from the folder if it is there.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from itertools import product
@@ -25,7 +25,7 @@ from mixup_inference.evaluation.callback import Callback, Column
 from mixup_inference.evaluation.evaluate import answers
 from mixup_inference.experiments.adaptive import adaptive
 from mixup_inference.experiments.analysis import analyses
-from mixup_inference.experiments.cache import Cache, Identity, TensorFile, Tensors
+from mixup_inference.experiments.cache import Cache, Compute, Identity, TensorFile, Tensors
 from mixup_inference.experiments.code_hash import code_hash
 from mixup_inference.experiments.data import ExperimentData, first
 from mixup_inference.experiments.models import ModelProvider
@@ -107,10 +107,10 @@ class Experiment:
         return collect(self, table, figures=figures, adaptive=attacked, seconds=seconds)
 
     def cached(
-        self, kind: str, title: str, identity: Identity, compute: Callable[[], Any], **name: str
+        self, kind: str, title: str, identity: Identity, compute: Compute, name: str | None = None
     ) -> Any:
         """A result, from the folder if it is there; the callback is told (see ``Cache``)."""
-        entry = self.cache.get_or_compute(kind, title, identity, compute, **name)
+        entry = self.cache.get_or_compute(kind, title, identity, compute, name)
         self.callback.made(title, reused=entry.reused, seconds=entry.seconds)
         return entry.value
 
