@@ -197,7 +197,7 @@ def test_everything_is_the_same_the_second_time(files):
 
 def test_a_changed_file_is_seen(files):
     first = Experiment(check_spec(document(), allow_code=True), files / "run")
-    row, column = first.spec.rows[1], first.columns[0]
+    row, column = first.spec.rows[1], first.spec.columns[0]
     before = first.cell_identity(row, column)
     path = files / "my_defence.py"
     path.write_text(path.read_text().replace("2 * torch", "3 * torch"))

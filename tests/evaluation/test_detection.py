@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,7 +11,6 @@ from mixup_inference import CombinedInference, MixupDetector, pgd
 from mixup_inference.defenses import gap
 from mixup_inference.detection import SCORES, ScoreEntry
 from mixup_inference.evaluation.detection import (
-    Points,
     answer,
     measure_combined,
     measure_detection,
@@ -23,9 +23,9 @@ def measured(trained, pool, parts):
     test, calibration = parts["test"], parts["calibration"]
     x_adv = pgd(trained, test.images, test.labels, eps=0.15, step=0.05, steps=5)
     sets = {
-        "clean": Points(test.images, test.index),
-        "untargeted": Points(x_adv, test.index),
-        "calibration": Points(calibration.images, calibration.index),
+        "clean": test,
+        "untargeted": replace(test, images=x_adv),
+        "calibration": calibration,
     }
     answers = answer(trained, pool, sets, lams=(0.3, 0.5), draws=4, seed=1, batch_size=70)
     return sets, answers, measure_detection(answers, ["untargeted"])
@@ -44,7 +44,9 @@ def test_the_scores_are_the_detectors(trained, pool, measured):
     for kind, labels in (("MI-PL", "predicted"), ("MI-OL", "other")):
         detector = MixupDetector(trained, pool, labels=labels, lam=0.3, draws=4, seed=1)
         points = sets["untargeted"]
-        by_detector = detector.score(points.x, index=points.index, stream="detection untargeted")
+        by_detector = detector.score(
+            points.pixels, index=points.index, stream="detection untargeted"
+        )
         torch.testing.assert_close(scores(answers, "untargeted")[kind, 0.3], by_detector)
 
 
@@ -69,7 +71,7 @@ def test_auc_against_scikit_learn(measured):
 def test_entropy_and_confidence_by_hand(trained, measured):
     sets, answers, _ = measured
     with torch.no_grad():
-        p = trained(sets["clean"].x).double().softmax(1)
+        p = trained(sets["clean"].pixels).double().softmax(1)
     found = scores(answers, "clean")
     torch.testing.assert_close(found["low confidence", None], 1 - p.amax(1), atol=1e-5, rtol=0)
     by_hand = torch.distributions.Categorical(p).entropy()
@@ -139,6 +141,6 @@ def test_combined_at_its_ends_and_in_between(trained, pool, parts, measured):
                   seed=9, batch_size=100)  # fmt: skip
     row = next(r for r in measure_combined(many, labels, ["untargeted"], lam=0.5)
                if r["threshold"] == 0.1)  # fmt: skip
-    predicted = module(points.x, index=points.index).argmax(1)
+    predicted = module(points.pixels, index=points.index).argmax(1)
     by_module = float((predicted == labels).double().mean())
     assert row["untargeted"]["accuracy"] == pytest.approx(by_module, abs=0.06)

@@ -362,8 +362,8 @@ def test_l2_leaves_out_what_is_for_linf(spec):
 def test_what_is_checked_is_the_main_attack_with_all_its_settings(spec, tmp_path, monkeypatch):
     seen = {}
 
-    def spy(*_, attack, others, **settings):
-        seen.update(settings, **attack.keywords, others=list(others))
+    def spy(*_, others, **settings):
+        seen.update(settings, others=list(others))
         return []
 
     monkeypatch.setattr("mixup_inference.experiments.adaptive.check_attack", spy)

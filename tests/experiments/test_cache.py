@@ -35,7 +35,9 @@ class Bench:
             self.made += 1
             return {"x": torch.arange(10.0)}, {"loss": 0.25}
 
-        return self.cache.get_or_compute_tensors("mixup", "an attack", identity, compute).value
+        return self.cache.get_or_compute(
+            "attacks", "an attack", identity, compute, name="mixup"
+        ).value
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_measuring_passes_are_those_of_the_table(tmp_path):
     experiment = Experiment(spec, tmp_path)
     work = [w for w in plan(spec, Shape(1797, 0, 1, (8, 8), 10)) if w.stage == "measure"]
     for row, part in zip(spec.rows, work, strict=True):
-        cells = [experiment.cell(row, column) for column in experiment.columns]
+        cells = [experiment.cell(row, column) for column in experiment.spec.columns]
         assert sum(cell.accuracy.passes * cell.accuracy.total for cell in cells) == pytest.approx(
             part.forward
         )

@@ -44,7 +44,7 @@ def test_the_pool_is_the_training_images_or_all_test_images(with_a_test_part, tm
     assert train.models.folder_of("mixup") == test.models.folder_of(
         "mixup"
     )  # nothing is trained twice
-    (row,), (column, *_) = train.spec.rows, train.columns
+    (row,), (column, *_) = train.spec.rows, train.spec.columns
     assert train.cache.path("cells", train.cell_identity(row, column)) != test.cache.path(
         "cells", test.cell_identity(row, column)
     )
@@ -88,7 +88,7 @@ def test_another_engine_computes_every_defence_of_an_experiment(tmp_path):
     spec = spec_with(engine="folded")
     assert spec == with_engine(check_spec(SPEC), "folded")
     plain, folded = (Experiment(one, tmp_path) for one in (check_spec(SPEC), spec))
-    (row,), (column, *_) = spec.rows, plain.columns
+    (row,), (column, *_) = spec.rows, plain.spec.columns
     assert plain.cache.path("cells", plain.cell_identity(row, column)) != folded.cache.path(
         "cells", folded.cell_identity(row, column)
     )
@@ -137,7 +137,7 @@ def test_margins_without_end_are_kept(tmp_path, monkeypatch):
     """Of a model that returns log(softmax), which is minus infinity where it is very sure."""
     spec = spec_with(training={"epochs": 1})
     run = Experiment(spec, tmp_path)
-    (row,), (column, *_) = spec.rows, run.columns
+    (row,), (column, *_) = spec.rows, run.spec.columns
 
     def sure(x, **_):
         return torch.full((len(x), 10), -torch.inf).index_fill(1, torch.tensor([3]), 0.0)

@@ -90,7 +90,7 @@ def test_more_outputs_than_classes_are_fine_without_a_pool(here):
 def test_half_precision_models_are_measured_in_single(here):
     made = experiment(here, "mi-ol", network=own("half"))
     made.check()
-    assert made.cell(made.spec.rows[0], made.columns[0]).accuracy.total == 20
+    assert made.cell(made.spec.rows[0], made.spec.columns[0]).accuracy.total == 20
 
 
 def test_a_checkpoint_of_ours_brings_its_normalisation(tmp_path):
@@ -144,4 +144,4 @@ def test_the_pool_is_part_of_what_determines_a_cell(here):
 
 def test_large_images_are_attacked_a_few_at_a_time(tmp_path):
     large = experiment(tmp_path, data={"size": 96, "channels": 3}, weights="x")
-    assert large.batch_size == 1024 * 3 * 32 * 32 // (3 * 96 * 96)
+    assert large.data.batch_size == 1024 * 3 * 32 * 32 // (3 * 96 * 96)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -135,7 +136,8 @@ def check_attack(
     else:
         why = "the module has no randomness."
         checks += [_check("twice-draws", None, why), _check("seed-known", None, why)]
-    checks.append(_change_everything(defense, x, y, attack, settings))
+    known = inspect.signature(attack).parameters
+    checks.append(_change_everything(partial(run, defense), x, settings, known))
     for title, fooled in (others or {}).items():
         titles = "it", title
         checks.append(at_least_as_strong("weaker-attack", main.fooled, fooled, titles=titles))
@@ -162,22 +164,16 @@ def _effort(what: str, count: int, once: Tensor, twice: Tensor) -> Check:
 
 
 def _change_everything(
-    defense: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    attack: Callable[..., AttackResult],
-    settings: Mapping[str, Any],
+    run: Callable[..., AttackResult], x: Tensor, settings: Mapping[str, Any], known: Container[str]
 ) -> Check:
     """Check that an attack that may change the whole image leaves nothing, given enough steps."""
     linf = settings.get("norm", OPTIONS["norm"]) == "linf"
     eps = 1.0 if linf else math.sqrt(x[0].numel())  # the diagonal of the image
-    known = inspect.signature(attack).parameters
     change = {"step": eps / 4, "schedule": "linear"}
     change = {name: value for name, value in change.items() if name in known}
-    left, steps = 1.0, max(20, settings["steps"])
-    for count in (steps, 4 * steps):
-        found = attack(defense, x, y, **{**settings, **change, "eps": eps, "steps": count})
-        left, steps = RobustAccuracy(found.fooled).value, count
+    least = max(20, settings["steps"])
+    for steps in (least, 4 * least):
+        left = RobustAccuracy(run(**change, eps=eps, steps=steps).fooled).value
         if left <= ALLOWED:
             break
     words = "eps = 1" if linf else f"eps = {eps:.3g}, the diagonal of the image,"

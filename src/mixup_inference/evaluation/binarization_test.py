@@ -16,18 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mixup_inference.attacks import (
-    AttackResult,
-    Averaged,
-    QueryModel,
-    ThreatModel,
-    base_of,
-    eot_pgd,
-    judge,
-    pgd,
-)
+from mixup_inference.attacks import AttackResult, ThreatModel, eot_pgd, pgd
 from mixup_inference.attacks.options import OPTIONS, parse_options
-from mixup_inference.attacks.success import Points, check_points
+from mixup_inference.attacks.query import Averaged, QueryModel, base_of
+from mixup_inference.attacks.success import Points, check_points, judge
 from mixup_inference.defenses import Defense, mean_prediction
 from mixup_inference.draws import Draws, make_key
 from mixup_inference.errors import InputError
@@ -164,7 +156,8 @@ def binarization_test(
     if options.pop("targets", None) is not None:
         options["targeted"] = True
     attacked = attack(module, x, no, steps=steps, draws=draws, loss=loss, **options)
-    guess = _random_search(module, x, index, threat_model, draws, parsed.seed)
+    corners = _corners(threat_model, x, index, parsed.seed, "try", TRIES)
+    guess = _random_search(module, corners, index, draws)
     found = _majority(attacked.fooled)
     by_chance = _majority(judge(module, guess, no, repeats=parsed.repeats, index=index))
     return _verdict(found, by_chance, count, len(valid))
@@ -190,7 +183,7 @@ def fit_readouts(
     x, index, seed = points.x, points.index, model.seed
     half = ThreatModel(threat_model.norm, threat_model.eps / 2)
     inner = [half.start(x, index, make_key(seed, "inner", n)) for n in range(INNER)]
-    outer = [_corner(threat_model, x, index, make_key(seed, "outer", n)) for n in range(OUTER)]
+    outer = _corners(threat_model, x, index, seed, "outer", OUTER)
     repeats = REPEATS if model.is_random else 1
     around = _answers(model, [*inner, *outer, *repeats * [x]], index, "fit")
     fresh_inner = _answers(model, inner[:REPEATS], index, "check inner")
@@ -235,7 +228,7 @@ def _planted(
         index=index,
         snapshots=SNAPSHOTS,
     ).values()
-    corners = [_corner(threat_model, x, index, make_key(seed, "plant", n)) for n in range(OUTER)]
+    corners = _corners(threat_model, x, index, seed, "plant", OUTER)
     off = _answers(model, corners, index, "corner") - around.mean(0)
     yield _pick(corners, (off * _solve(_within(around), off)).sum(-1))
 
@@ -273,15 +266,9 @@ def _holds(there: Tensor, at_x: Tensor, inner: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _random_search(
-    module: BinarizedDefense,
-    x: Tensor,
-    index: Tensor,
-    threat_model: ThreatModel,
-    draws: int,
-    seed: int,
+    module: BinarizedDefense, corners: list[Tensor], index: Tensor, draws: int
 ) -> Tensor:
     """Return the best of some random corners, as an attack without gradients would send."""
-    corners = [_corner(threat_model, x, index, make_key(seed, "try", n)) for n in range(TRIES)]
     yes = [
         module.draw(image, draws, index=index, stream=f"try {n}")[:, 0, 1]
         for n, image in enumerate(corners)
@@ -294,10 +281,16 @@ def _pick(images: list[Tensor], score: Tensor) -> Tensor:
     return torch.stack(images)[score.argmax(0), torch.arange(score.shape[1], device=score.device)]
 
 
-def _corner(threat_model: ThreatModel, x: Tensor, index: Tensor, key: int) -> Tensor:
-    """Draw a random corner of the linf ball, or a random point on the l2 ball."""
-    noise = Draws.once(key, index).normal(0, tuple(x.shape[1:]))[:, 0].to(x.dtype)
-    return threat_model.project(x, threat_model.step(x, noise, threat_model.eps))
+def _corners(
+    threat_model: ThreatModel, x: Tensor, index: Tensor, seed: int, name: str, count: int
+) -> list[Tensor]:
+    """Draw random corners of the linf ball, or random points on the l2 ball."""
+    corners = []
+    for n in range(count):
+        draws = Draws.once(make_key(seed, name, n), index)
+        noise = draws.normal(0, tuple(x.shape[1:]))[:, 0].to(x.dtype)
+        corners.append(threat_model.project(x, threat_model.step(x, noise, threat_model.eps)))
+    return corners
 
 
 def _answers(model: QueryModel, places: Sequence[Tensor], index: Tensor, name: str) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mixup_inference.datasets import LabelledImages
 from mixup_inference.defenses import MixupInference, gap, make_defense
 from mixup_inference.detection import SCORES
 from mixup_inference.metrics.accuracy import Accuracy, cell_entry
@@ -29,14 +30,6 @@ CURVE = 200
 
 
 @dataclass(frozen=True)
-class Points:
-    """Images and their positions in the data set."""
-
-    x: Tensor
-    index: Tensor
-
-
-@dataclass(frozen=True)
 class Answers:
     """Log-probabilities before and after mixup inference, by (defence, lam) and set of points."""
 
@@ -47,30 +40,30 @@ class Answers:
 def answer(
     model: nn.Module,
     pool: Pool,
-    sets: Mapping[str, Points],
+    sets: Mapping[str, LabelledImages],
     *,
     lams: Sequence[float],
-    draws: int,
-    seed: int,
-    engine: str = "eager",
     batch_size: int,
     progress: Progress = SILENT,
+    **settings: Any,
 ) -> Answers:
-    """The predictions of the model on all sets of points, and those under MI-PL and MI-OL."""
+    """The predictions of the model on all sets of points, and those under MI-PL and MI-OL.
+
+    ``settings`` are those of both defences: ``draws``, ``seed``, ``engine``.
+    """
     before: dict[str, Tensor] = {}
     after: dict[tuple[str, float], dict[str, Tensor]] = {}
-    options: dict[str, Any] = {"draws": draws, "seed": seed, "engine": engine}
-    total = len(MIXUP) * len(lams) * sum(len(points.x) for points in sets.values())
+    total = len(MIXUP) * len(lams) * sum(len(points) for points in sets.values())
     with torch.no_grad(), progress.task("detection", total) as task:
         for kind, lam in product(MIXUP, lams):
-            inference = make_defense(kind, model, pool, lam=lam, **options)
+            inference = make_defense(kind, model, pool, lam=lam, **settings)
             assert isinstance(inference, MixupInference)
             inference.to(device_of(model))
             after[kind, lam] = {}
             for name, points in sets.items():
                 both = []
-                for rows in torch.arange(len(points.x)).split(batch_size):
-                    x, index = points.x[rows].to(device_of(model)), points.index[rows]
+                for rows in torch.arange(len(points)).split(batch_size):
+                    x, index = points.take(rows).pixels.to(device_of(model)), points.index[rows]
                     pair = inference.log_probs(x, index=index, stream=f"detection {name}")
                     both.append([part.cpu() for part in pair])
                     task.advance(len(rows))

@@ -28,22 +28,15 @@ from mixup_inference.validation import (
 
 @dataclass(frozen=True)
 class Answers:
-    """What a classifier said about labelled points, and what it cost.
+    """What a classifier said about labelled points, and how many it has right.
 
     ``labels``: of each point. ``margins``: by how much the logarithm of its probability is above
-    that of the second likeliest. ``right``: whether it is the true one.
+    that of the second likeliest.
     """
 
     labels: Tensor
     margins: Tensor
-    right: Tensor
-    passes: float
-    prepared: int
-
-    @property
-    def accuracy(self) -> Accuracy:
-        """How many are right."""
-        return Accuracy(int(self.right.sum()), len(self.right), self.passes, self.prepared)
+    accuracy: Accuracy
 
 
 def evaluate(
@@ -75,16 +68,7 @@ def evaluate(
     >>> evaluate(model, torch.rand(8, 1, 2, 2), torch.zeros(8, dtype=torch.long)).total
     8
     """
-    return answers(
-        classifier,
-        x,
-        y,
-        index=index,
-        stream=stream,
-        batch_size=batch_size,
-        ranks=ranks,
-        progress=progress,
-    ).accuracy
+    return answers(classifier, x, y, index, stream, batch_size, ranks, progress).accuracy
 
 
 def predicted_labels(model: nn.Module, x: Tensor, *, batch_size: int) -> Tensor:
@@ -97,13 +81,12 @@ def predicted_labels(model: nn.Module, x: Tensor, *, batch_size: int) -> Tensor:
 def answers(
     classifier: nn.Module,
     x: Tensor | Iterable[Any],
-    y: Tensor | None = None,
-    *,
-    index: Tensor | None = None,
-    stream: str | int = "evaluate",
-    batch_size: int = 256,
-    ranks: Ranks = ALONE,
-    progress: Progress = SILENT,
+    y: Tensor | None,
+    index: Tensor | None,
+    stream: str | int,
+    batch_size: int,
+    ranks: Ranks,
+    progress: Progress,
 ) -> Answers:
     """What ``evaluate`` counts, point by point."""
     x, y = as_tensors(x, y)
@@ -116,10 +99,8 @@ def answers(
     device = device_of(classifier)
     kind = x.dtype if x.is_floating_point() else dtype_of(classifier)
     base = classifier.model if isinstance(classifier, Defense) else classifier
-    prepared = 0
     if isinstance(classifier, Defense):
         classifier.prepare()
-        prepared = classifier.passes_once
     with torch.no_grad(), count_passes(base) as passes, progress.task("evaluate", len(y)) as task:
 
         def answer(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,4 +119,6 @@ def answers(
         parts = ranks.share(torch.arange(len(y)).split(batch_size), answer)
         forward = ranks.total(passes.forward)
     labels, margins = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Answers(labels, margins, labels == y.cpu(), forward / len(y), prepared)
+    prepared = classifier.passes_once if isinstance(classifier, Defense) else 0
+    correct = int((labels == y.cpu()).sum())
+    return Answers(labels, margins, Accuracy(correct, len(y), forward / len(y), prepared))

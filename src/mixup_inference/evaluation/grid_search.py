@@ -61,16 +61,16 @@ def try_settings(
     *,
     grid: Sequence[dict[str, Any]] | None = None,
     index: Tensor | None = None,
-    draws: int = 30,
-    seed: int = 0,
-    engine: str = "eager",
     batch_size: int = 250,
     progress: Progress = SILENT,
+    **options: Any,
 ) -> list[Trial]:
-    """Clean and attacked accuracy of a defence for every setting of its grid."""
+    """Clean and attacked accuracy of a defence for every setting of its grid.
+
+    ``options`` are common to all settings: ``draws``, ``seed``, ``engine``.
+    """
     grid = grid_of(defense) if grid is None else grid
     trials = []
-    options: dict[str, Any] = {"draws": draws, "seed": seed, "engine": engine}
     with progress.task(f"tune {defense}", len(grid) * (1 + len(attacked))) as task:
         for settings in grid:
             defended = make_defense(defense, model, pool, **settings, **options)

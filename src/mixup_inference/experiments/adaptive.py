@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from mixup_inference.attacks import eot_pgd, get_attack
+from mixup_inference.attacks import get_attack
 from mixup_inference.evaluation.attack_checks import check_attack
 from mixup_inference.evaluation.evaluate import answers
 from mixup_inference.experiments.adaptive_attacks import (
@@ -25,6 +24,7 @@ from mixup_inference.experiments.adaptive_attacks import (
     is_mixup,
 )
 from mixup_inference.experiments.adaptive_extras import detector, gallery, samples
+from mixup_inference.experiments.data import first
 from mixup_inference.experiments.spec import RowSpec
 from mixup_inference.metrics.robust_accuracy import RobustAccuracy, paired_difference, worst_case
 from mixup_inference.utils.io import hash_tensors
@@ -32,32 +32,31 @@ from mixup_inference.utils.io import hash_tensors
 if TYPE_CHECKING:
     from mixup_inference.experiments.experiment import Experiment
 
-#: What the checks vary, or hand on by itself.
-EFFORT = ("steps", "draws", "loss")
-
 
 def measure_row(bench: AdaptiveEvaluation, row: RowSpec) -> tuple[dict[str, Any], Tensor]:
     """All attacks on a row, and its verdicts under the worst of them."""
-    whole = bench.experiment.spec
+    experiment, points = bench.experiment, bench.points
     records = [
         bench.record(row, attack)
         for attack in bench.spec.candidates
-        if whole.attack_applies(attack, row)
+        if experiment.spec.attack_applies(attack, row)
     ]
     fair = {r.attack.name: r for r in records if get_attack(r.attack.attack).worst_case}
     fooled, choice = worst_case(
         {name: record.choosing for name, record in fair.items()},
         {name: record.fooled for name, record in fair.items()},
     )
-    clean = bench.part(
-        "clean", row, {}, answers, lambda: bench.judge(row, bench.points, bench.clean(bench.points))
-    )
+
+    def clean() -> dict[str, Any]:
+        defense = experiment.defense(row)
+        return RobustAccuracy(bench.judge(defense, bench.clean(points), points)).entry()
+
     entry = {
         "title": row.title,
         "model": row.model,
         "defense": row.defense,
         "settings": row.settings,
-        "clean": clean,
+        "clean": bench.part("clean", row, {}, answers, clean),
         "attacks": [record.entry() for record in records],
         "worst": {"robust": RobustAccuracy(fooled).entry(), "choice": dict(Counter(choice))},
         "checks": _checks(bench, row, fair),
@@ -68,30 +67,21 @@ def measure_row(bench: AdaptiveEvaluation, row: RowSpec) -> tuple[dict[str, Any]
 def _checks(
     bench: AdaptiveEvaluation, row: RowSpec, records: Mapping[str, Record]
 ) -> list[dict[str, Any]]:
-    count = min(bench.spec.checks, len(bench.points))
-    if count == 0:
+    some = first(bench.points, bench.spec.checks)
+    if len(some) == 0:
         return []
-    some = bench.points.take(torch.arange(count))
-    main = {key: value for key, value in get_attack("eot-pgd").defaults.items() if key in EFFORT}
-    main |= bench.spec.main.settings
-    rest = {key: value for key, value in main.items() if key not in EFFORT}
+    main = get_attack(bench.spec.main.attack).defaults | bench.spec.main.settings
     around = ("oblivious", "transfer", "black-box")
-    others = {n: r.fooled[:count] for n, r in records.items() if r.group in around}
+    others = {n: r.fooled[: len(some)] for n, r in records.items() if r.group in around}
 
     def compute() -> Any:
-        checks = check_attack(
-            bench.experiment.defense(row),
-            bench.clean(some),
-            some.labels,
-            attack=partial(eot_pgd, **rest),
-            others=others,
-            **{key: main[key] for key in EFFORT},
-            **bench.options(some),
-        )
+        defense, x = bench.experiment.defense(row), bench.clean(some)
+        settings = main | bench.options(some)
+        checks = check_attack(defense, x, some.labels, others=others, **settings)
         return [asdict(check) for check in checks]
 
     compared = {n: hash_tensors(fooled.to(torch.uint8)) for n, fooled in others.items()}
-    more = {"checks": count, "attack": main, "others": compared}
+    more = {"checks": len(some), "attack": main, "others": compared}
     found: list[dict[str, Any]] = bench.part("checks", row, more, check_attack, compute)
     return found
 
@@ -104,18 +94,16 @@ def adaptive(experiment: Experiment) -> dict[str, Any] | None:
     bench = AdaptiveEvaluation(experiment, spec)
     rows = adaptive_rows(experiment.spec.rows, spec.rows)
     entries: list[dict[str, Any]] = []
-    base: tuple[str, Tensor] | None = None
     for row in rows:
         entry, worst = measure_row(bench, row)
-        known = None
-        if row.defense == "none":
-            base = row.title, worst
+        if row.defense == "none":  # the first row of each model
+            base, worst_of_base = row.title, worst
+            entry |= {"base": None, "versus_base": None}
         else:
-            assert base is not None
-            value, low, high = paired_difference(worst, base[1])
-            known = {"difference": value, "low": low, "high": high}
-        title = None if known is None or base is None else base[0]
-        entries.append(entry | {"base": title, "versus_base": known})
+            difference, low, high = paired_difference(worst, worst_of_base)
+            versus = {"difference": difference, "low": low, "high": high}
+            entry |= {"base": base, "versus_base": versus}
+        entries.append(entry)
     return {
         "points": len(bench.points),
         "repeats": spec.repeats,

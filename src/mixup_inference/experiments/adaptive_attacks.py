@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from mixup_inference.attacks import get_attack, judge, library_version, run_attack
+from mixup_inference.attacks import AttackResult, get_attack, judge, library_version, run_attack
 from mixup_inference.datasets import LabelledImages
 from mixup_inference.defenses import DEFENSES, MixupInference
 from mixup_inference.draws import derive_seed
-from mixup_inference.experiments.cache import TensorFile
+from mixup_inference.experiments.cache import Compute, Identity, TensorFile, Tensors
 from mixup_inference.experiments.code_hash import code_hash
+from mixup_inference.experiments.data import first
 from mixup_inference.experiments.spec import AdaptiveAttackSpec, AdaptiveSpec, RowSpec
 from mixup_inference.metrics.robust_accuracy import RobustAccuracy
 
@@ -48,14 +49,19 @@ class Record:
         }
 
 
+def base_row(rows: Iterable[RowSpec], model: str) -> RowSpec:
+    """A model's undefended row; if the table has none, one that is made for it."""
+    bare = (row for row in rows if row.model == model and row.defense == "none")
+    return next(bare, RowSpec(title=f"{model} (no defence)", model=model))
+
+
 def adaptive_rows(rows: tuple[RowSpec, ...], wanted: tuple[str, ...]) -> list[RowSpec]:
     """The rows that are attacked, each model's undefended one before its defended ones."""
     chosen = [row for row in rows if not wanted or row.title in wanted]
     out = []
     for model in dict.fromkeys(row.model for row in chosen):
-        bare = [row for row in rows if row.model == model and row.defense == "none"]
-        base = bare[0] if bare else RowSpec(title=f"{model} (no defence)", model=model)
-        out += [base, *(row for row in chosen if row.model == model and row.defense != "none")]
+        defended = [row for row in chosen if row.model == model and row.defense != "none"]
+        out += [base_row(rows, model), *defended]
     return out
 
 
@@ -71,24 +77,13 @@ def sample_attacks(adaptive: AdaptiveSpec, norm: str) -> list[tuple[str, int, Ad
         "paper": ("paper-adaptive", "samples"),
         "eot": ("eot-pgd", "draws"),
     }
-    if norm != "linf":
-        del curves["official"]
-    return [
-        (
-            curve,
-            count,
-            AdaptiveAttackSpec.model_validate(
-                {
-                    "attack": attack,
-                    "title": f"{curve} with {count} samples",
-                    "steps": adaptive.figure_steps,
-                    key: count,
-                }
-            ),
-        )
-        for curve, (attack, key) in curves.items()
-        for count in adaptive.samples
-    ]
+    out = []
+    for curve, (attack, key) in curves.items():
+        for count in adaptive.samples if norm in get_attack(attack).norms else ():
+            settings = {"steps": adaptive.figure_steps, key: count}
+            title = f"{curve} with {count} samples"
+            out.append((curve, count, AdaptiveAttackSpec(attack=attack, title=title, **settings)))
+    return out
 
 
 class AdaptiveEvaluation:
@@ -100,9 +95,9 @@ class AdaptiveEvaluation:
         attack = experiment.spec.attack
         assert attack is not None
         self.eps, self.norm, self.precision = attack.eps, attack.norm, attack.precision
+        self.budget = {"eps": attack.eps, "norm": attack.norm, "repeats": spec.repeats}
         self.seed = derive_seed(experiment.spec.seed, "adaptive attack")
-        test = experiment.data.points["test"]
-        self.points = test.take(torch.arange(min(spec.points, len(test))))
+        self.points = first(experiment.data.points["test"], spec.points)
 
     def record(
         self, row: RowSpec, attack: AdaptiveAttackSpec, *, points: LabelledImages | None = None
@@ -125,21 +120,13 @@ class AdaptiveEvaluation:
             "code": code_hash(get_attack(attack.attack).function, judge),
         }
 
-        def compute() -> tuple[dict[str, Tensor], dict[str, Any]]:
+        def compute() -> Tensors:
             defense = experiment.defense(row)
             brought = {"surrogates": [experiment.models[name] for name in names]} if names else {}
-            result = run_attack(
-                attack.attack,
-                defense,
-                self.clean(points),
-                points.labels,
-                settings=attack.settings,
-                **brought,
-                **self.options(points),
-            )
+            result = self.run(attack, defense, points, **brought)
             choosing = result.fooled
             if candidate:
-                choosing = self.verdicts(defense, result.examples, points, stream="choose")
+                choosing = self.judge(defense, result.examples, points, stream="choose")
             facts = {
                 "loss": float(result.loss.mean()),
                 "linf": float(result.linf.max()),
@@ -156,69 +143,48 @@ class AdaptiveEvaluation:
             return tensors, facts | ({"surrogates": names} if names else {})
 
         what = f"{attack.name} on {row.title}"
-        file = f"{row.model}-{row.defense}-{attack.attack.replace(':', '-')}"
-        found = experiment.cached_tensors(file, what, identity, compute)
+        name = f"{row.model}-{row.defense}-{attack.attack.replace(':', '-')}"
+        found = experiment.cached("attacks", what, identity, compute, name=name)
         return Record(attack, found, found["fooled"].bool(), found["choosing"].bool())
 
-    def identity(self, row: RowSpec, count: int) -> dict[str, Any]:
+    def identity(self, row: RowSpec, count: int) -> Identity:
         """What determines an attack on a row, but for the attack."""
         experiment = self.experiment
         return {
+            **experiment.defense_identity(row.defense, row.settings),
+            **self.budget,
+            **({} if self.precision == "32-true" else {"precision": self.precision}),
             "model": experiment.models.identity(row.model),
-            "draws": experiment.spec.draws,
             "seed": [experiment.spec.seed, self.seed],
             "points": experiment.data.hash_of("test"),
             "count": count,
-            "eps": self.eps,
-            "norm": self.norm,
-            "repeats": self.spec.repeats,
-            "batch_size": experiment.batch_size,
-            **({} if self.precision == "32-true" else {"precision": self.precision}),
-            **experiment.defense_identity(row.defense, row.settings),
         }
 
     def options(self, points: LabelledImages) -> dict[str, Any]:
         """The options that all attacks share."""
-        return {
-            "eps": self.eps,
-            "norm": self.norm,
-            "repeats": self.spec.repeats,
-            "seed": self.seed,
-            "index": points.index,
-            "batch_size": self.experiment.batch_size,
-            "precision": self.precision,
-            "ranks": self.experiment.ranks,
-            "progress": self.experiment.progress,
-        }
+        own = {"seed": self.seed, "index": points.index, "precision": self.precision}
+        return {**self.budget, **own, **self.experiment.options}
+
+    def run(
+        self, attack: AdaptiveAttackSpec, target: nn.Module, points: LabelledImages, **brought: Any
+    ) -> AttackResult:
+        """Run an attack on a defence, a model or a detector."""
+        options = self.options(points) | brought
+        x, y, settings = self.clean(points), points.labels, attack.settings
+        return run_attack(attack.attack, target, x, y, settings=settings, **options)
 
     def clean(self, points: LabelledImages) -> Tensor:
         """The points' images, where the model is."""
         return points.pixels.to(self.experiment.device)
 
-    def verdicts(
-        self, defense: nn.Module, x: Tensor, points: LabelledImages, *, stream: str
+    def judge(
+        self, defense: nn.Module, x: Tensor, points: LabelledImages, *, stream: str = "judge"
     ) -> Tensor:
         """Whether images fool a defence, in each of the repeats."""
-        return judge(
-            defense,
-            x,
-            points.labels,
-            repeats=self.spec.repeats,
-            index=points.index,
-            stream=stream,
-            batch_size=self.experiment.batch_size,
-            ranks=self.experiment.ranks,
-            progress=self.experiment.progress,
-        )
+        options = {"repeats": self.spec.repeats, "index": points.index, **self.experiment.options}
+        return judge(defense, x, points.labels, stream=stream, **options)
 
-    def judge(self, row: RowSpec, points: LabelledImages, x: Tensor) -> dict[str, Any]:
-        """The accuracy of a row on images."""
-        fooled = self.verdicts(self.experiment.defense(row), x, points, stream="judge")
-        return RobustAccuracy(fooled).entry()
-
-    def part(
-        self, what: str, row: RowSpec, more: dict[str, Any], code: Any, compute: Callable[[], Any]
-    ) -> Any:
+    def part(self, what: str, row: RowSpec, more: Identity, code: Any, compute: Compute) -> Any:
         """A result of a row that this code computes, from the folder if it is there."""
         more = {"what": what, "code": code_hash(code, judge), **more}
         identity = self.identity(row, len(self.points)) | more

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,30 +14,20 @@ from mixup_inference.datasets import LabelledImages
 from mixup_inference.defenses import MixupInference, images_at_once
 from mixup_inference.detection import SCORES
 from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.evaluation import detection, grid_search
 from mixup_inference.evaluation.callback import Column
-from mixup_inference.evaluation.detection import (
-    Points,
-    answer,
-    measure_combined,
-    measure_detection,
-    middle,
-)
 from mixup_inference.evaluation.evaluate import evaluate, predicted_labels
-from mixup_inference.evaluation.grid_search import (
-    Trial,
-    choose,
-    grid_of,
-    in_words,
-    pareto,
-    try_settings,
-)
+from mixup_inference.evaluation.grid_search import Trial, grid_of
+from mixup_inference.experiments.cache import Compute, Identity
 from mixup_inference.experiments.code_hash import code_hash
-from mixup_inference.experiments.gallery import png, top
+from mixup_inference.experiments.data import first
+from mixup_inference.experiments.gallery import example, png, top
 from mixup_inference.experiments.spec import RowSpec
 from mixup_inference.metrics.accuracy import Accuracy, cell_entry
 from mixup_inference.models.call import logits_of
 from mixup_inference.pool import mix
 from mixup_inference.theory import analyze, linearity
+from mixup_inference.theory.formulas import KINDS
 
 if TYPE_CHECKING:
     from mixup_inference.experiments.experiment import Experiment
@@ -46,103 +36,95 @@ if TYPE_CHECKING:
 def analyses(experiment: Experiment, *, tradeoffs: bool = True) -> dict[str, Any]:
     """Everything that the spec's [figures] asks for, by model; trade-offs if they are wanted."""
     models = experiment.spec.figure_models
-    return {name: _of_model(experiment, name, tradeoffs=tradeoffs) for name in models}
+    return {name: ModelAnalysis(experiment, name).all(tradeoffs=tradeoffs) for name in models}
 
 
-def _of_model(experiment: Experiment, name: str, *, tradeoffs: bool) -> dict[str, Any]:
-    figures, attack = experiment.spec.figures, experiment.spec.attack
-    assert figures is not None
-    assert attack is not None
-    steps = min(attack.steps)
-    common = {
-        "model": experiment.models.identity(name),
-        "points": experiment.data.hash_of("test"),
-        "seed": experiment.spec.seed,
-        **experiment.inference_identity,
-    }
-    attacks = {
-        "attacks": [experiment.examples_identity(name, mode) for mode in attack.modes],
-        "steps": steps,
-        "draws": experiment.spec.draws,
-        "batch_size": experiment.batch_size,
-        "lams": list(figures.lams),
-    }
+class ModelAnalysis:
+    """What the spec's [figures] asks for of one model."""
 
-    scores = {name: code_hash(SCORES[name].function) for name in SCORES}
+    def __init__(self, experiment: Experiment, name: str) -> None:
+        figures, attack = experiment.spec.figures, experiment.spec.attack
+        assert figures is not None
+        assert attack is not None
+        self.experiment, self.name, self.model = experiment, name, experiment.models[name]
+        self.figures, self.attack, self.steps = figures, attack, min(attack.steps)
+        self.test, self.lam = experiment.data.points["test"], detection.middle(figures.lams)
 
-    def part(what: str, identity: dict[str, Any], code: Any, compute: Callable[[], Any]) -> Any:
-        code = {"code": code_hash(code, MixupInference, "experiments/analysis.py")}
-        whole = {"what": what, **common, **identity, **code}
-        return experiment.cached("analysis", f"{what} of {name}", whole, compute)
+    def all(self, *, tradeoffs: bool) -> dict[str, Any]:
+        """Every part, as results.json has it."""
+        experiment, figures = self.experiment, self.figures
+        modes = self.attack.modes
+        attacks = {
+            "attacks": [experiment.examples_identity(self.name, mode) for mode in modes],
+            "steps": self.steps,
+            "lams": list(figures.lams),
+        }
+        detected = attacks | {
+            "calibration": experiment.data.hash_of("calibration"),
+            "scores": {name: code_hash(SCORES[name].function) for name in SCORES},
+        }
+        shown = attacks | {"count": figures.gallery, "names": list(self.test.class_names)}
+        used, pairs = attacks | {"used": figures.points}, {"pairs": figures.pairs}
+        measure = detection.measure_detection
+        out = {
+            "steps": self.steps,
+            "linearity": self._part("linearity", pairs, linearity, self._linearity),
+            "theory": self._part("theory", used, analyze, self._theory),
+            "detection": self._part("detection", detected, measure, self._detection),
+        }
+        if tradeoffs and len(experiment.data.points["tuning"]):
+            out["tradeoff"] = {kind: self._tradeoff(kind) for kind in figures.defenses}
+        if figures.gallery:
+            out["gallery"] = self._part("gallery", shown, MixupInference, self._gallery)
+        return out
 
-    out = {
-        "steps": steps,
-        "linearity": part(
-            "linearity",
-            {"pairs": figures.pairs},
-            linearity,
-            lambda: _linearity(experiment, name),
-        ),
-        "theory": part(
-            "theory",
-            attacks | {"used": figures.points},
-            analyze,
-            lambda: _theory(experiment, name, steps),
-        ),
-        "detection": part(
-            "detection",
-            attacks | {"calibration": experiment.data.hash_of("calibration"), "scores": scores},
-            measure_detection,
-            lambda: _detection(experiment, name, steps),
-        ),
-    }
-    if tradeoffs and len(experiment.data.points["tuning"]):
-        out["tradeoff"] = _tradeoff(experiment, name, steps)
-    if figures.gallery:
-        names = list(experiment.data.points["test"].class_names)
-        identity = attacks | {"count": figures.gallery, "names": names}
-        out["gallery"] = part(
-            "gallery", identity, MixupInference, lambda: _gallery(experiment, name, steps)
-        )
-    return out
+    def _part(self, what: str, own: Identity, code: Any, compute: Compute) -> Any:
+        """A part, from the folder if it is there; ``own`` is its own share of its identity."""
+        identity = {
+            "what": what,
+            "model": self.experiment.models.identity(self.name),
+            "points": self.experiment.data.hash_of("test"),
+            **self.experiment.inference_identity,
+            **own,
+            "code": code_hash(code, MixupInference, "experiments/analysis.py"),
+        }
+        return self.experiment.cached("analysis", f"{what} of {self.name}", identity, compute)
 
+    def _linearity(self) -> Any:
+        """How linear the model is between test points (Eq. 3)."""
+        images = self.test.pixels.to(self.experiment.device)
+        seed, size = self.experiment.spec.seed, self.experiment.data.batch_size
+        pairs = self.figures.pairs
+        return asdict(linearity(self.model, images, pairs=pairs, seed=seed, batch_size=size))
 
-def _linearity(experiment: Experiment, name: str) -> Any:
-    assert experiment.spec.figures is not None
-    found = linearity(
-        experiment.models[name],
-        experiment.data.points["test"].pixels.to(experiment.device),
-        pairs=experiment.spec.figures.pairs,
-        seed=experiment.spec.seed,
-        batch_size=experiment.batch_size,
-    )
-    return asdict(found)
+    def _attacked(self) -> dict[str, Tensor]:
+        """The adversarial test points, by the attack's mode."""
+        examples = partial(self.experiment.examples, self.name)
+        return {mode: examples(mode)[f"PGD-{self.steps}"] for mode in self.attack.modes}
 
+    def _turned(self, points: LabelledImages, x_adv: Tensor) -> Tensor:
+        """Which points satisfy Eq. 2: the model has them right, and the attack turns them."""
+        labels = partial(predicted_labels, self.model, batch_size=self.experiment.data.batch_size)
+        before, after = labels(points.pixels), labels(x_adv)
+        return (before == points.labels) & (after != points.labels)
 
-def _attacked(experiment: Experiment, name: str, steps: int) -> dict[str, Tensor]:
-    assert experiment.spec.attack is not None
-    modes = experiment.spec.attack.modes
-    return {mode: experiment.examples(name, mode)[f"PGD-{steps}"] for mode in modes}
-
-
-def _theory(experiment: Experiment, name: str, steps: int) -> Any:
-    """Both kinds of mixup inference, all ratios, all attacks."""
-    spec, test = experiment.spec, experiment.data.points["test"]
-    assert spec.figures is not None
-    some = test.take(torch.arange(min(spec.figures.points, len(test))))
-    entries = []
-    attacked = _attacked(experiment, name, steps)
-    with experiment.progress.task("theory", len(attacked) * 2 * len(spec.figures.lams)) as task:
-        for mode, x_adv in attacked.items():
-            if int(_turned(experiment, name, some, x_adv[: len(some)]).sum()) < 2:
-                continue  # the attack fooled nobody: there is nothing to measure
-            for kind in ("mi-pl", "mi-ol"):
-                for lam in spec.figures.lams:
+    def _theory(self) -> Any:
+        """Section 3.2 under both kinds of mixup inference, all ratios, all attacks."""
+        experiment, spec = self.experiment, self.experiment.spec
+        some, attacked = first(self.test, self.figures.points), self._attacked()
+        kinds = list(product(KINDS, self.figures.lams))
+        entries = []
+        with experiment.progress.task("theory", len(attacked) * len(kinds)) as task:
+            for mode, examples in attacked.items():
+                x_adv = examples[: len(some)]
+                if int(self._turned(some, x_adv).sum()) < 2:
+                    continue  # the attack fooled nobody: there is nothing to measure
+                for kind, lam in kinds:
                     found = analyze(
-                        experiment.models[name],
+                        self.model,
                         experiment.data.pool.to(experiment.device),
                         some.pixels.to(experiment.device),
-                        x_adv[: len(some)].to(experiment.device),
+                        x_adv.to(experiment.device),
                         some.labels,
                         kind=kind,
                         lam=lam,
@@ -153,47 +135,33 @@ def _theory(experiment: Experiment, name: str, steps: int) -> Any:
                     )
                     entries.append({"attack": mode, **asdict(found)})
                     task.advance()
-    return entries
+        return entries
 
+    def _detection(self) -> Any:
+        """Every detection score on every attack, and MI-Combined."""
+        experiment, attacked = self.experiment, self._attacked()
+        sets = {"clean": self.test}
+        sets |= {mode: replace(self.test, images=x) for mode, x in attacked.items()}
+        calibration = experiment.data.points["calibration"]
+        if len(calibration):
+            sets["calibration"] = calibration
+        answers = detection.answer(
+            self.model,
+            experiment.data.pool,
+            sets,
+            lams=self.figures.lams,
+            batch_size=experiment.data.batch_size,
+            progress=experiment.progress,
+            **experiment.drawing,
+        )
+        modes, labels = list(attacked), self.test.labels
+        combined = detection.measure_combined(answers, labels, modes, lam=self.lam)
+        return detection.measure_detection(answers, modes) | {"combined": combined}
 
-def _turned(experiment: Experiment, name: str, points: LabelledImages, x_adv: Tensor) -> Tensor:
-    """Which points satisfy Eq. 2: the model has them right, and the attack turns them."""
-    labels = partial(predicted_labels, experiment.models[name], batch_size=experiment.batch_size)
-    return (labels(points.pixels) == points.labels) & (labels(x_adv) != points.labels)
-
-
-def _detection(experiment: Experiment, name: str, steps: int) -> Any:
-    spec, points = experiment.spec, experiment.data.points
-    assert spec.figures is not None
-    test, calibration = points["test"], points["calibration"]
-    sets = {"clean": Points(test.pixels, test.index)}
-    attacked = _attacked(experiment, name, steps)
-    sets |= {mode: Points(x, test.index) for mode, x in attacked.items()}
-    if len(calibration):
-        sets["calibration"] = Points(calibration.pixels, calibration.index)
-    answers = answer(
-        experiment.models[name],
-        experiment.data.pool,
-        sets,
-        lams=spec.figures.lams,
-        draws=spec.draws,
-        seed=spec.seed,
-        engine=spec.engine,
-        batch_size=experiment.batch_size,
-        progress=experiment.progress,
-    )
-    lam = middle(spec.figures.lams)
-    combined = measure_combined(answers, test.labels, list(attacked), lam=lam)
-    return measure_detection(answers, list(attacked)) | {"combined": combined}
-
-
-def _tradeoff(experiment: Experiment, name: str, steps: int) -> Any:
-    """Every defence's grid on the tuning points."""
-    assert experiment.spec.figures is not None
-    out = {}
-    for defense in experiment.spec.figures.defenses:
-        _, trials = trials_of(experiment, name, defense, steps)
-        out[defense] = [
+    def _tradeoff(self, defense: str) -> list[dict[str, Any]]:
+        """A defence's grid on the tuning points."""
+        _, trials = trials_of(self.experiment, self.name, defense, self.steps)
+        return [
             {
                 "settings": trial.settings,
                 "clean": cell_entry(trial.clean),
@@ -201,59 +169,50 @@ def _tradeoff(experiment: Experiment, name: str, steps: int) -> Any:
                 "robust": trial.robust,
                 "on_front": on_front,
             }
-            for trial, on_front in zip(trials, pareto(trials), strict=True)
+            for trial, on_front in zip(trials, grid_search.pareto(trials), strict=True)
         ]
-    return out
 
+    def _gallery(self) -> list[dict[str, Any]]:
+        """A few test points: clean, perturbation, adversarial, mixed, with the model's answers.
 
-def _gallery(experiment: Experiment, name: str, steps: int) -> Any:
-    """A few test points: clean, perturbation, adversarial, mixed, with the model's answers.
+        The first ones that the model has right and the attack turns, as mixup inference sees them
+        in its first draw (MI-OL with the middle ratio).
+        """
+        experiment, spec, mode = self.experiment, self.experiment.spec, self.attack.modes[0]
+        x_adv = experiment.examples(self.name, mode)[f"PGD-{self.steps}"]
+        rows = torch.nonzero(self._turned(self.test, x_adv)).flatten()[: self.figures.gallery]
+        if len(rows) == 0:
+            return []
+        some, attacked = self.test.take(rows), x_adv[rows]
+        pool, device, lam = experiment.data.pool, experiment.device, self.lam
+        inference = MixupInference(self.model, pool, lam=lam, draws=spec.draws, seed=spec.seed)
 
-    The first ones that the model has right and the attack turns, as mixup inference sees them in
-    its first draw (MI-OL with the middle ratio).
-    """
-    spec, test = experiment.spec, experiment.data.points["test"]
-    assert spec.figures is not None
-    assert spec.attack is not None
-    mode = spec.attack.modes[0]
-    model, x_adv = experiment.models[name], experiment.examples(name, mode)[f"PGD-{steps}"]
-    turned = _turned(experiment, name, test, x_adv)
-    rows = torch.nonzero(turned).flatten()[: spec.figures.gallery]
-    if len(rows) == 0:
-        return []
-    lam = middle(spec.figures.lams)
-    inference = MixupInference(
-        model, experiment.data.pool, lam=lam, draws=spec.draws, seed=spec.seed
-    ).to(experiment.device)
-    clean, attacked = test.pixels[rows], x_adv[rows]
-    with torch.no_grad():
-        device = experiment.device
-        index = test.index[rows]
-        before, after = inference.log_probs(attacked.to(device), index=index, stream="gallery")
-        plain = logits_of(model, clean.to(device)).log_softmax(1)
-        # The first of the draws that the answer above is the mean of.
-        draws = inference.numbers(before, index, "gallery", draws=1)
-        _, numbers = inference.partners(before.argmax(1), draws)
-        partner = experiment.data.pool.pixels(numbers[:, 0]).cpu()
-        mixed = mix(attacked, partner, lam)
-        seen = logits_of(model, mixed.to(device)).log_softmax(1)
-    names = test.class_names
-    entries = []
-    for i, row in enumerate(rows.tolist()):
-        shown = {"clean": (clean, plain), "adversarial": (attacked, before), "mixed": (mixed, seen)}
-        entry: dict[str, Any] = {
-            "point": int(test.index[row]),
-            "label": names[int(test.labels[row])],
-            "lam": lam,
-            "attack": mode,
-            "perturbation": png(0.5 + (attacked[i] - clean[i]) / (2 * spec.attack.eps)),
-            "partner": {"image": png(partner[i])},
-            "defended": top(after[i], names),
-        }
-        for key, (images, log_p) in shown.items():
-            entry[key] = {"image": png(images[i]), **top(log_p[i], names)}
-        entries.append(entry)
-    return entries
+        def answer(images: Tensor) -> Tensor:
+            return logits_of(self.model, images.to(device)).log_softmax(1)
+
+        with torch.no_grad():
+            x, stream = attacked.to(device), "gallery"
+            before, after = inference.to(device).log_probs(x, index=some.index, stream=stream)
+            # The first of the draws that the answer above is the mean of.
+            draws = inference.numbers(before, some.index, stream, draws=1)
+            _, numbers = inference.partners(before.argmax(1), draws)
+            partner = pool.pixels(numbers[:, 0]).cpu()
+            mixed = mix(attacked, partner, lam)
+            shown = {
+                "clean": (some.pixels, answer(some.pixels)),
+                "adversarial": (attacked, before),
+                "mixed": (mixed, answer(mixed)),
+            }
+        return [
+            {
+                "lam": lam,
+                "attack": mode,
+                "partner": {"image": png(partner[i])},
+                "defended": top(after[i], some.class_names),
+                **example(some, i, shown, eps=self.attack.eps),
+            }
+            for i in range(len(some))
+        ]
 
 
 @dataclass(frozen=True)
@@ -283,8 +242,8 @@ def tune(experiment: Experiment, name: str, defense: str, *, loss: float = 0.02)
     steps = min(spec.attack.steps)
     experiment.train([name])
     base, trials = trials_of(experiment, name, defense, steps)
-    best = choose(trials, base, loss=loss)
-    title = f"{name} + {defense} ({in_words(best.settings)})"
+    best = grid_search.choose(trials, base, loss=loss)
+    title = f"{name} + {defense} ({grid_search.in_words(best.settings)})"
     rows = (
         RowSpec(title=name, model=name),
         RowSpec(title=title, model=name, defense=defense, **best.settings),
@@ -300,21 +259,18 @@ def trials_of(
     """The undefended model and the whole grid on the tuning points, kept like any other part."""
     spec, tuning = experiment.spec, experiment.data.points["tuning"]
     assert spec.attack is not None
-    modes: tuple[str, ...] = spec.attack.modes
+    modes, grid = spec.attack.modes, grid_of(defense)
     identity = {
         "attacks": [experiment.examples_identity(name, mode, "tuning") for mode in modes],
         "steps": steps,
-        "grid": grid_of(defense),
-        "draws": spec.draws,
-        "seed": spec.seed,
-        "batch_size": experiment.batch_size,
-        "code": code_hash(try_settings),
+        "grid": grid,
+        "code": code_hash(grid_search.try_settings),
         **experiment.defense_identity(defense, {}),
     }
 
     def compute() -> dict[str, Any]:
-        model = experiment.models[name]
-        trials = try_settings(
+        model, size = experiment.models[name], experiment.data.batch_size
+        trials = grid_search.try_settings(
             model,
             experiment.data.pool,
             defense,
@@ -322,22 +278,20 @@ def trials_of(
             {mode: experiment.examples(name, mode, "tuning")[f"PGD-{steps}"] for mode in modes},
             tuning.labels,
             index=tuning.index,
-            draws=spec.draws,
-            seed=spec.seed,
-            engine=spec.engine,
-            batch_size=experiment.batch_size,
+            batch_size=size,
             progress=experiment.progress,
+            **experiment.drawing,
         )
-        base = evaluate(model, tuning.pixels, tuning.labels, batch_size=experiment.batch_size)
+        base = evaluate(model, tuning.pixels, tuning.labels, batch_size=size)
         return {"base": asdict(base), "trials": [asdict(trial) for trial in trials]}
 
     found = experiment.cached("tuning", f"grid of {defense} on {name}", identity, compute)
     trials = [
         Trial(
-            {k: tuple(v) if isinstance(v, list) else v for k, v in trial["settings"].items()},
+            settings,
             Accuracy(**trial["clean"]),
             {mode: Accuracy(**counts) for mode, counts in trial["attacked"].items()},
         )
-        for trial in found["trials"]
+        for settings, trial in zip(grid, found["trials"], strict=True)
     ]
     return Accuracy(**found["base"]), trials

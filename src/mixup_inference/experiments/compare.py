@@ -7,7 +7,6 @@ classes nearly tie. Whoever repeats a run elsewhere sees here that nothing else 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,9 +46,11 @@ class Comparison:
 
 def compare_runs(one: Run, two: Run) -> Comparison:
     """Compare the labels in two finished runs, wherever both have a row and a column."""
+    files = [_parts(run) for run in (one, two)]
     compared, switches = 0, []
-    for row, column, *parts in _shared(one, two):
-        first, second = (_answers(run, part) for run, part in zip((one, two), parts, strict=True))
+    for row, column in (place for place in files[0] if place in files[1]):
+        first = _answers(one, files[0][row, column])
+        second = _answers(two, files[1][row, column])
         if _points(first) != _points(second):
             raise InputError(f"{one.folder} and {two.folder} measured other points ({row}).")
         labels, margins = (
@@ -67,15 +68,8 @@ def compare_runs(one: Run, two: Run) -> Comparison:
     return Comparison(compared, switches)
 
 
-def _shared(one: Run, two: Run) -> Iterator[tuple[str, str, str, str]]:
-    """Rows and columns that both have, and in which files of each the answers are."""
-    first, second = _parts(one), _parts(two)
-    for row, column in first:
-        if (row, column) in second:
-            yield row, column, first[row, column], second[row, column]
-
-
 def _parts(run: Run) -> dict[tuple[str, str], str]:
+    """In which file the answers of each row and column are."""
     if run.results is None:
         raise InputError(f"{run.folder} is not a finished run: it has no whole results.json.")
     parts = {

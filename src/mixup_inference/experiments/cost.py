@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +23,7 @@ from mixup_inference.datasets import Shape
 from mixup_inference.defenses import DEFENSES, make_defense
 from mixup_inference.errors import InputError
 from mixup_inference.evaluation.grid_search import grid_of
-from mixup_inference.experiments.adaptive_attacks import (
-    adaptive_rows,
-    is_mixup,
-    sample_attacks,
-)
+from mixup_inference.experiments.adaptive_attacks import adaptive_rows, is_mixup, sample_attacks
 from mixup_inference.experiments.models import build_network
 from mixup_inference.experiments.spec import AdaptiveAttackSpec, RowSpec, Spec
 from mixup_inference.models import from_pretrained
@@ -68,32 +65,31 @@ class Speed:
 
 def plan(spec: Spec, shape: Shape) -> list[Work]:
     """All parts of an experiment on data of this shape, in the order in which they are done."""
-    work = []
-    wanted = spec.data.test + spec.data.tuning + spec.data.calibration
+    data, attack = spec.data, spec.attack
+    wanted = data.test + data.tuning + data.calibration
     if wanted > (shape.test or shape.train - 1):
-        raise InputError(f"the splits ask for {wanted} points, which {spec.data.name} has not.")
+        raise InputError(f"the splits ask for {wanted} points, which {data.name} has not.")
     train = shape.train if shape.test else shape.train - wanted
-    used = spec.needed_models
-    for name in used:
-        if spec.is_trained(name):
-            recipe = spec.recipe(name)
-            passes = training_passes(recipe, train)
-            title = f"{recipe.objective}, {recipe.epochs} epochs"
-            work.append(Work("train", f"{name}: {title}", name, *passes))
-    for name in used:
-        for mode in spec.attack.modes if spec.attack else ():
-            assert spec.attack is not None
-            steps, look = max(spec.attack.steps), spec.attack.labels == "predicted"
-            back = spec.data.used * steps
-            title = f"{name}: {mode} PGD-{steps}"
-            work.append(Work("attack", title, name, back + spec.data.used * look, back))
-    columns = 1 + (len(spec.attack.modes) * len(spec.attack.steps) if spec.attack else 0)
+    work = []
+    for name in filter(spec.is_trained, spec.needed_models):
+        recipe = spec.recipe(name)
+        title = f"{name}: {recipe.objective}, {recipe.epochs} epochs"
+        work.append(Work("train", title, name, *training_passes(recipe, train)))
+    for name, mode in product(spec.needed_models, attack.modes if attack else ()):
+        title = f"{name}: {mode} PGD-{spec.columns[-1].steps}"
+        work.append(Work("attack", title, name, *_oblivious_passes(spec, data.used)))
     for row in spec.rows:
-        passes_of_row = defense_passes(row, spec.draws, shape)
-        forward = passes_of_row * spec.data.used * columns
+        forward = defense_passes(row, spec.draws, shape) * data.used * len(spec.columns)
         work.append(Work("measure", row.title, row.model, forward))
     work += [part for name in spec.figure_models for part in _figures(spec, shape, name)]
     return work + adaptive_work(spec, shape)
+
+
+def _oblivious_passes(spec: Spec, points: int) -> tuple[int, int]:
+    """Forward and backward passes of PGD in one mode; predicted labels take one more look."""
+    assert spec.attack is not None
+    back = points * max(spec.attack.steps)
+    return back + points * (spec.attack.labels == "predicted"), back
 
 
 def _figures(spec: Spec, shape: Shape, name: str) -> list[Work]:
@@ -106,26 +102,21 @@ def _figures(spec: Spec, shape: Shape, name: str) -> list[Work]:
     assert attack is not None
     modes, kinds = len(attack.modes), 2 * len(figures.lams)
     points = min(figures.points, data.used)
-    theory = modes * (2 * points + kinds * points * (2 + 1 + 4 * spec.draws))
     sets = data.used * (1 + modes) + data.calibration
-    work = [
-        Work("figures", f"{name}: linearity", name, figures.pairs * (2 + 9)),
-        Work("figures", f"{name}: theory", name, theory),
-        Work("figures", f"{name}: detection", name, kinds * sets * (1 + spec.draws)),
-    ]
+    parts = {
+        "linearity": (figures.pairs * (2 + 9), 0),
+        "theory": (modes * (2 * points + kinds * points * (2 + 1 + 4 * spec.draws)), 0),
+        "detection": (kinds * sets * (1 + spec.draws), 0),
+    }
     if data.tuning and figures.defenses:
-        steps = data.tuning * max(attack.steps) * modes
-        looks = data.tuning * modes * (attack.labels == "predicted")
-        work.append(Work("figures", f"{name}: attacks to tune on", name, steps + looks, steps))
-        rows = [
-            RowSpec(title=kind, model=name, defense=kind, **settings)
+        passes = sum(
+            defense_passes(RowSpec(title=kind, model=name, defense=kind, **own), spec.draws, shape)
             for kind in figures.defenses
-            for settings in grid_of(kind)
-        ]
-        passes = sum(defense_passes(row, spec.draws, shape) for row in rows)
-        forward = passes * data.tuning * (1 + modes)
-        work.append(Work("figures", f"{name}: trade-off", name, forward))
-    return work
+            for own in grid_of(kind)
+        )
+        parts["attacks to tune on"] = _oblivious_passes(spec, data.tuning * modes)
+        parts["trade-off"] = (passes * data.tuning * (1 + modes), 0)
+    return [Work("figures", f"{name}: {what}", name, *passes) for what, passes in parts.items()]
 
 
 def training_passes(recipe: Recipe, images: int) -> tuple[int, int]:
@@ -136,16 +127,21 @@ def training_passes(recipe: Recipe, images: int) -> tuple[int, int]:
     >>> training_passes(Recipe(objective="at", epochs=1, batch_size=10, steps=10), 100)
     (1200, 1200)
     """
-    images = recipe.epochs * min(images, recipe.steps_of_epoch(images) * recipe.batch_size)
+    seen = recipe.epochs * min(images, recipe.steps_of_epoch(images) * recipe.batch_size)
     forward, backward = OBJECTIVES[recipe.objective].passes(recipe)
-    return images * forward, images * backward
+    return seen * forward, seen * backward
+
+
+def _example(shape: Shape) -> tuple[Tensor, Pool]:
+    """An image of this shape, and a pool of such images, one for each class."""
+    image = torch.full((1, shape.channels, *shape.size), 0.5)
+    return image, Pool(image.expand(shape.classes, -1, -1, -1), torch.arange(shape.classes))
 
 
 def defense_passes(row: RowSpec, draws: int, shape: Shape) -> int:
     """Forward passes an image, counted on a model that knows nothing."""
     blank = DummyClassifier(shape.classes, slope=0)
-    image = torch.full((1, shape.channels, *shape.size), 0.5)
-    pool = Pool(image.expand(shape.classes, -1, -1, -1), torch.arange(shape.classes))
+    image, pool = _example(shape)
     settings = {**row.settings, **DEFENSES[row.defense].costliest, "draws": draws}
     defense = make_defense(row.defense, blank, pool, **settings)
     with torch.no_grad(), count_passes(blank) as passes:
@@ -157,20 +153,21 @@ def measure_speeds(spec: Spec, shape: Shape, device: str = "cpu") -> dict[str, S
     """The speed of each model's network on this machine, at the experiment's batch size."""
     x = torch.rand(min(spec.batch_size, 64), shape.channels, *shape.size, device=device)
     precision = spec.attack.precision if spec.attack else "32-true"
-    speeds: dict[str, Speed] = {}
-    of_network: dict[str, Speed] = {}
-    for name in spec.models:
+    measured: dict[str, Speed] = {}
+
+    def speed(name: str) -> Speed:
         network, weights = spec.network_of(name), spec.models[name].weights
         key = str(network or weights)
-        if key not in of_network:
+        if key not in measured:
             if network is None:
                 assert weights is not None
                 model = from_pretrained(weights)
             else:
                 model = build_network(network, classes=shape.classes, channels=shape.channels)
-            of_network[key] = _measure(model.to(device).eval(), x, spec.engine, precision)
-        speeds[name] = of_network[key]
-    return speeds
+            measured[key] = _measure(model.to(device).eval(), x, spec.engine, precision)
+        return measured[key]
+
+    return {name: speed(name) for name in spec.models}
 
 
 def _measure(model: nn.Module, x: Tensor, engine: str, precision: Precision) -> Speed:
@@ -196,32 +193,27 @@ def _measure(model: nn.Module, x: Tensor, engine: str, precision: Precision) -> 
 
 
 def _rate(job: Callable[[], None], images: int) -> float:
-    """Images a second, over SECONDS, after one call to warm up."""
-    job()
-    calls, started = 0, time.perf_counter()
-    while time.perf_counter() - started < SECONDS:
-        job()
-        calls += 1
-    return calls * images / (time.perf_counter() - started)
+    """Images a second, over SECONDS, after a few calls to warm up."""
+    from torch.utils.benchmark import Timer  # noqa: PLC0415 (slow to import)
+
+    timer = Timer("job()", globals={"job": job}, num_threads=torch.get_num_threads())
+    return images / timer.blocked_autorange(min_run_time=SECONDS).mean
 
 
-def attack_passes(
-    attack: AdaptiveAttackSpec, row: RowSpec, spec: Spec, shape: Shape, *, surrogates: int = 0
-) -> Passes:
+def attack_passes(spec: Spec, shape: Shape, row: RowSpec, attack: AdaptiveAttackSpec) -> Passes:
     """Forward and backward passes for each point of an attack on a row, judging left out."""
     assert spec.attack is not None
+    image, pool = _example(shape)
     model = DummyClassifier(shape.classes)
-    image = torch.full((1, shape.channels, *shape.size), 0.5)
-    pool = Pool(image.expand(shape.classes, -1, -1, -1), torch.arange(shape.classes))
     defense = make_defense(row.defense, model, pool, **row.settings, draws=spec.draws)
-    brought = {"surrogates": [DummyClassifier(shape.classes) for _ in range(surrogates)]}
+    others = [DummyClassifier(shape.classes) for _ in spec.surrogates(attack, row.model)]
     found = run_attack(
         attack.attack,
         defense,
         image,
         torch.zeros(1, dtype=torch.int64),
         settings=attack.settings,
-        **(brought if surrogates else {}),
+        **({"surrogates": others} if others else {}),
         eps=spec.attack.eps,
         norm=spec.attack.norm,
         repeats=1,
@@ -235,63 +227,49 @@ def adaptive_work(spec: Spec, shape: Shape) -> list[Work]:
     adaptive = spec.adaptive
     if adaptive is None:
         return []
-    rows = adaptive_rows(spec.rows, adaptive.rows)
-    judging = {row.title: defense_passes(row, spec.draws, shape) for row in rows}
-    points = min(adaptive.points, spec.data.used)
+    assert spec.attack is not None
+    rows, main = adaptive_rows(spec.rows, adaptive.rows), adaptive.main
+    answers = {row.title: defense_passes(row, spec.draws, shape) for row in rows}
     counted: dict[str, Passes] = {}
-    out = []
+    work = []
 
     def passes(row: RowSpec, attack: AdaptiveAttackSpec) -> Passes:
         others = len(spec.surrogates(attack, row.model))
         key = repr((row.defense, row.settings, attack.attack, attack.settings, others))
         if key not in counted:
-            counted[key] = attack_passes(attack, row, spec, shape, surrogates=others)
+            counted[key] = attack_passes(spec, shape, row, attack)
         return counted[key]
 
-    def judged(row: RowSpec) -> int:
-        answer = judging.get(row.title, spec.draws + 1)
-        return answer if row.defense == "none" else adaptive.repeats * answer
-
     def add(
-        row: RowSpec, attack: AdaptiveAttackSpec, count: int, *, once: bool = False, title: str = ""
+        row: RowSpec, title: str, points: int, attacks: list[AdaptiveAttackSpec], looks: int = 1
     ) -> None:
-        looks = 2 if not once and get_attack(attack.attack).worst_case else 1
-        forward = passes(row, attack).forward + looks * judged(row)
-        backward, title = passes(row, attack).backward, f"{row.title}: {title or attack.name}"
-        out.append(Work("adaptive", title, row.model, count * forward, count * backward))
+        """Some attacks on so many points of a row, each of them judged so often."""
+        answer = answers.get(row.title, spec.draws + 1)
+        judging = looks * answer * (1 if row.defense == "none" else adaptive.repeats)
+        each = [passes(row, attack) for attack in attacks]
+        forward = points * sum(one.forward + judging for one in each)
+        backward = points * sum(one.backward for one in each)
+        work.append(Work("adaptive", f"{row.title}: {title}", row.model, forward, backward))
 
-    def check(row: RowSpec, count: int) -> None:
-        """The attack itself, with twice the steps and draws, frozen, with eps = 1, and planted.
-
-        With eps = 1 it may take more steps, and not every point can be given a planted example.
-        """
-        runs = [(5 if row.defense == "none" else 7, passes(row, adaptive.main))]
-        if row.defense != "none":
-            fixed = {**adaptive.main.settings, "attack": "frozen"}
-            runs.append((1, passes(row, AdaptiveAttackSpec.model_validate(fixed))))
-        forward = count * sum(times * (each.forward + judged(row)) for times, each in runs)
-        backward = count * sum(times * each.backward for times, each in runs)
-        title = f"{row.title}: checks (about)"
-        out.append(Work("adaptive", title, row.model, forward, backward))
-
-    for row in rows:
-        for attack in adaptive.candidates:
-            if spec.attack_applies(attack, row):
-                add(row, attack, points)
-    checked = min(adaptive.checks, points)
-    for row in rows if checked else ():
-        check(row, checked)
-    few = min(adaptive.figure_points, points)
-    assert spec.attack is not None
-    for row in rows:
-        for _, _, attack in sample_attacks(adaptive, spec.attack.norm) if is_mixup(row) else ():
-            add(row, attack, few, once=True)
-    for row in [row for row in rows if is_mixup(row)][:1] if adaptive.gallery else ():
-        add(row, adaptive.main, min(adaptive.gallery, points), once=True, title="gallery")
+    points = min(adaptive.points, spec.data.used)
+    for row, attack in product(rows, adaptive.candidates):
+        if spec.attack_applies(attack, row):
+            looks = 2 if get_attack(attack.attack).worst_case else 1
+            add(row, attack.name, points, [attack], looks)
+    for row in rows if adaptive.checks else ():
+        # The attack itself, with twice the steps and draws, frozen, with eps = 1, and planted. With
+        # eps = 1 it may take more steps, and not every point can be given a planted example.
+        frozen = AdaptiveAttackSpec(attack="frozen", **main.settings)
+        runs = 5 * [main] if row.defense == "none" else [*7 * [main], frozen]
+        add(row, "checks (about)", min(adaptive.checks, points), runs)
+    mixup = [row for row in rows if is_mixup(row)]
+    for row, (_, _, attack) in product(mixup, sample_attacks(adaptive, spec.attack.norm)):
+        add(row, attack.name, min(adaptive.figure_points, points), [attack])
+    for row in mixup[:1] if adaptive.gallery else ():
+        add(row, "gallery", min(adaptive.gallery, points), [main])
     for model in adaptive.detectors:
         # Both ways to fool MI-Combined are counted, where a detector has one: at most so much.
         row = RowSpec(title=f"{model}, MI-PL as a detector", model=model, defense="mi-combined")
-        aware = [a for a in adaptive.attacks if a.attack == "detector-aware"]
-        attack = aware[0] if aware else AdaptiveAttackSpec(attack="detector-aware")
-        add(row, attack, points, once=True)
-    return out
+        attack = adaptive.first("detector-aware")
+        add(row, attack.name, points, [attack])
+    return work

@@ -15,15 +15,18 @@ from mixup_inference.experiments.spec import Spec
 from mixup_inference.pool import Pool
 from mixup_inference.utils.io import hash_tensors
 from mixup_inference.utils.profiling import Stage, timed
-from mixup_inference.utils.progress import SILENT, Progress
+from mixup_inference.utils.progress import Progress
+
+
+def first(points: LabelledImages, count: int) -> LabelledImages:
+    """The first so many points, or all if there are fewer."""
+    return points.take(torch.arange(len(points))[:count])
 
 
 class ExperimentData:
     """What a spec's [data] section describes, loaded when it is first needed."""
 
-    def __init__(
-        self, spec: Spec, *, root: Path | None = None, progress: Progress = SILENT
-    ) -> None:
+    def __init__(self, spec: Spec, root: Path | None, progress: Progress) -> None:
         self.spec = spec
         self.root = root
         self.progress = progress
@@ -53,7 +56,7 @@ class ExperimentData:
                 stacklevel=2,
             )
         points = experiment_points(dataset, sizes, seed=self.spec.seed)
-        points["test"] = points["test"].take(torch.arange(data.used))
+        points["test"] = first(points["test"], data.used)
         return points
 
     def hash_of(self, part: str) -> str:

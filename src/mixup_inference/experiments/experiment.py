@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from itertools import product
@@ -25,9 +25,9 @@ from mixup_inference.evaluation.callback import Callback, Column
 from mixup_inference.evaluation.evaluate import answers
 from mixup_inference.experiments.adaptive import adaptive
 from mixup_inference.experiments.analysis import analyses
-from mixup_inference.experiments.cache import Cache, TensorFile, Tensors
+from mixup_inference.experiments.cache import Cache, Compute, Identity, TensorFile, Tensors
 from mixup_inference.experiments.code_hash import code_hash
-from mixup_inference.experiments.data import ExperimentData
+from mixup_inference.experiments.data import ExperimentData, first
 from mixup_inference.experiments.models import ModelProvider
 from mixup_inference.experiments.results import collect
 from mixup_inference.experiments.spec import RowSpec, Spec
@@ -89,18 +89,8 @@ class Experiment:
         self.callback = callback or Callback()
         self.progress = progress
         self.cache = Cache(folder, self.callback.warn, self.ranks)
-        self.data = ExperimentData(spec, root=data_root, progress=progress)
-        self.models = ModelProvider(
-            spec,
-            self.data,
-            folder,
-            device=self.device,
-            fabric=fabric,
-            ranks=self.ranks,
-            callback=self.callback,
-            progress=progress,
-            reuse_models=reuse_models,
-        )
+        self.data = ExperimentData(spec, data_root, progress)
+        self.models = ModelProvider(self, fabric, reuse_models=reuse_models)
         self._defenses: dict[str, nn.Module] = {}
         self._examples: dict[tuple[str, str, str], TensorFile] = {}
         make_folder(folder)
@@ -117,30 +107,18 @@ class Experiment:
         return collect(self, table, figures=figures, adaptive=attacked, seconds=seconds)
 
     def cached(
-        self, kind: str, title: str, identity: dict[str, Any], compute: Callable[[], Any]
+        self, kind: str, title: str, identity: Identity, compute: Compute, name: str | None = None
     ) -> Any:
-        """A JSON value that is determined by its identity, from the folder if it is there."""
-        entry = self.cache.get_or_compute(kind, title, identity, compute)
-        self.callback.made(title, reused=entry.reused, seconds=entry.seconds)
-        return entry.value
-
-    def cached_tensors(
-        self, name: str, title: str, identity: dict[str, Any], compute: Callable[[], Tensors]
-    ) -> TensorFile:
-        """Adversarial examples and facts about them, from the folder if they are there."""
-        entry = self.cache.get_or_compute_tensors(name, title, identity, compute)
+        """A result, from the folder if it is there; the callback is told (see ``Cache``)."""
+        entry = self.cache.get_or_compute(kind, title, identity, compute, name)
         self.callback.made(title, reused=entry.reused, seconds=entry.seconds)
         return entry.value
 
     @property
-    def columns(self) -> list[Column]:
-        """The table's columns, in order."""
-        return self.spec.columns
-
-    @property
-    def batch_size(self) -> int:
-        """How many images are computed at a time."""
-        return self.data.batch_size
+    def options(self) -> dict[str, Any]:
+        """The batch size, the processes and the progress bar of attacks and evaluations."""
+        size = self.data.batch_size
+        return {"batch_size": size, "ranks": self.ranks, "progress": self.progress}
 
     def check(self) -> None:
         """Try every row's defence on one image, with an untrained model where there is no other.
@@ -148,20 +126,14 @@ class Experiment:
         So a setting that does not fit the images or the model, a class without training images, or
         an engine that is not installed is found before anything is trained or attacked.
         """
-        train = self.data.points["train"]
-        images = train.take(torch.arange(min(64, len(train)))).pixels.to(self.device)
-        if self.spec.engine != "eager":
-            for name in self.spec.used_models:
-                trained = self.spec.is_trained(name)
-                model = self.models.untrained(name).eval() if trained else self.models[name]
-                engine_for(self.spec.engine, model.to(self.device), images)
+        images = first(self.data.points["train"], 64).pixels.to(self.device)
+        for name in self.spec.used_models if self.spec.engine != "eager" else ():
+            trained = self.spec.is_trained(name)
+            model = self.models.untrained(name).eval() if trained else self.models[name]
+            engine_for(self.spec.engine, model.to(self.device), images)
         for row in self.spec.rows:
-            trained = self.spec.is_trained(row.model)
-            model = (
-                DummyClassifier(self.data.pool.classes, slope=0)
-                if trained
-                else self.models[row.model]
-            )
+            untrained = DummyClassifier(self.data.pool.classes, slope=0)
+            model = untrained if self.spec.is_trained(row.model) else self.models[row.model]
             defended = make_defense(row.defense, model, self.data.pool, **row.settings)
             with torch.no_grad():
                 defended.to(self.device)(images[:1])
@@ -182,7 +154,7 @@ class Experiment:
             identity = self.examples_identity(name, mode)
             files = [
                 self.cache.path("cells", self.cell_identity(row, column))
-                for row, column in product(self.spec.rows, self.columns)
+                for row, column in product(self.spec.rows, self.spec.columns)
                 if row.model == name and column.mode == mode
             ]
             there = self.cache.path("attacks", identity, f"{name}-{mode}").exists()
@@ -190,93 +162,68 @@ class Experiment:
             if self.ranks.first(partial(bool, needed)):
                 self.examples(name, mode)
 
-    def examples_identity(self, name: str, mode: str, part: str = "test") -> dict[str, Any]:
+    def examples_identity(self, name: str, mode: str, part: str = "test") -> Identity:
         """Everything that determines a set of adversarial examples."""
         assert self.spec.attack is not None
         return {
             "model": self.models.identity(name),
             "attack": self.spec.attack.identity,
             "mode": mode,
-            "batch_size": self.batch_size,
-            "seed": self._attack_seed,
+            "batch_size": self.data.batch_size,
+            "seed": derive_seed(self.spec.seed, "oblivious attack"),
             "points": self.data.hash_of(part),
             "code": code_hash(pgd, without=("defenses", "detection")),  # it attacks the bare model
         }
 
-    @property
-    def _attack_seed(self) -> int:
-        return derive_seed(self.spec.seed, "oblivious attack")
-
     def examples(self, name: str, mode: str, part: str = "test") -> TensorFile:
         """PGD's examples of the points of a part for a model: a file with one set a step count."""
-        key = (name, mode, part)
-        if key not in self._examples:
-            which = "" if part == "test" else f", {part} points"
-            self._examples[key] = self.cached_tensors(
-                f"{name}-{mode}",
-                f"{mode} attack on {name}{which}",
-                self.examples_identity(name, mode, part),
-                lambda: (self._attack(name, mode, part), {}),
-            )
-        return self._examples[key]
-
-    def _attack(self, name: str, mode: str, part: str) -> dict[str, Tensor]:
-        attack, points = self.spec.attack, self.data.points[part]
+        key = name, mode, part
+        if key in self._examples:
+            return self._examples[key]
+        identity = self.examples_identity(name, mode, part)
+        points, attack = self.data.points[part], self.spec.attack
         assert attack is not None
-        examples = pgd(
-            self.models[name],
-            points.pixels.to(self.device),
-            points.labels,
-            eps=attack.eps,
-            step=attack.step,
-            steps=max(attack.steps),
-            norm=attack.norm,
-            targeted=mode == "targeted",
-            labels=attack.labels,
-            seed=self._attack_seed,
-            index=points.index,
-            snapshots=attack.steps,
-            batch_size=self.batch_size,
-            precision=attack.precision,
-            ranks=self.ranks,
-            progress=self.progress,
-        )
-        return {f"PGD-{steps}": tensor.cpu() for steps, tensor in examples.items()}
+
+        def compute() -> Tensors:
+            examples = pgd(
+                self.models[name],
+                points.pixels.to(self.device),
+                points.labels,
+                steps=max(attack.steps),
+                snapshots=attack.steps,
+                targeted=mode == "targeted",
+                seed=identity["seed"],
+                index=points.index,
+                **attack.model_dump(exclude={"steps", "modes"}),
+                **self.options,
+            )
+            return {f"PGD-{steps}": tensor.cpu() for steps, tensor in examples.items()}, {}
+
+        title = f"{mode} attack on {name}" + ("" if part == "test" else f", {part} points")
+        file = self.cached("attacks", title, identity, compute, name=f"{name}-{mode}")
+        return self._examples.setdefault(key, file)
 
     def measure(self) -> Table:
         """All cells of the table."""
-        total = len(self.spec.rows) * len(self.columns)
-        table: Table = {}
-        with self.progress.task("table", total=total) as self.callback.task:
-            for row, column in product(self.spec.rows, self.columns):
-                table[row.title, column.name] = self.cell(row, column)
-        return table
+        cells = list(product(self.spec.rows, self.spec.columns))
+        with self.progress.task("table", total=len(cells)) as self.callback.task:
+            return {(row.title, column.name): self.cell(row, column) for row, column in cells}
 
     def cell(self, row: RowSpec, column: Column) -> Cell:
         """The accuracy of one row in one column, from the folder if it is there."""
-        points, clean = self.data.points["test"], column.mode == "clean"
+        points = self.data.points["test"]
 
         def compute() -> dict[str, Any]:
             x = points.images
-            if not clean:
+            if column.mode != "clean":
                 x = self.examples(row.model, column.mode)[f"PGD-{column.steps}"]
-            found = answers(
-                self.defense(row),
-                x,
-                points.labels,
-                index=points.index,
-                stream="test",
-                batch_size=self.batch_size,
-                ranks=self.ranks,
-                progress=self.progress,
-            )
+            defense = self.defense(row)
+            found = answers(defense, x, points.labels, points.index, "test", **self.options)
+            margins = [round(m, 6) if math.isfinite(m) else None for m in found.margins.tolist()]
             return {
                 "accuracy": asdict(found.accuracy),
                 "labels": found.labels.tolist(),
-                "margins": [
-                    round(margin, 6) if math.isfinite(margin) else None
-                    for margin in found.margins.tolist()
-                ],
+                "margins": margins,
             }
 
         identity, title = self.cell_identity(row, column), f"{row.title}, {column.name}"
@@ -287,33 +234,37 @@ class Experiment:
         path = self.cache.path("cells", identity)
         return Cell(accuracy, right, path.relative_to(self.folder).as_posix())
 
-    def cell_identity(self, row: RowSpec, column: Column) -> dict[str, Any]:
+    def cell_identity(self, row: RowSpec, column: Column) -> Identity:
         """Everything that determines the predictions of one row in one column."""
+        points: Any = self.data.hash_of("test")
+        if column.mode != "clean":
+            points = self.examples_identity(row.model, column.mode)
         return {
-            "input": self.data.hash_of("test")
-            if column.mode == "clean"
-            else self.examples_identity(row.model, column.mode),
+            "input": points,
             "model": self.models.identity(row.model),
             "steps": column.steps,
-            "draws": self.spec.draws,
-            "seed": self.spec.seed,
-            "batch_size": self.batch_size,
             "keeps": ("accuracy", "labels", "margins"),
             "code": code_hash(answers),
             **self.defense_identity(row.defense, row.settings),
         }
 
-    def defense_identity(self, name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    @property
+    def drawing(self) -> dict[str, Any]:
+        """The settings that all defences of the experiment share."""
+        return {"draws": self.spec.draws, "seed": self.spec.seed, "engine": self.spec.engine}
+
+    def defense_identity(self, name: str, settings: dict[str, Any]) -> Identity:
         """What determines a defence apart from its model: its code, its pool, its engine."""
-        identity: dict[str, Any] = {"defense": name, "settings": settings}
+        identity: Identity = {"defense": name, "settings": settings}
         if name != "none":
             identity["defense code"] = code_hash(DEFENSES[name].factory)
         return identity | self.inference_identity
 
     @cached_property
-    def inference_identity(self) -> dict[str, str]:
-        """The pool and the engine, where they are not the default."""
-        identity = {}
+    def inference_identity(self) -> Identity:
+        """What determines all inference: draws, batches, the pool and engine if not the default."""
+        identity: Identity = {"draws": self.spec.draws, "seed": self.spec.seed}
+        identity["batch_size"] = self.data.batch_size
         if self.spec.data.pool != "train":
             identity["pool"] = hash_tensors(self.data.pool.images, self.data.pool.labels)
         if self.spec.engine != "eager":
@@ -323,10 +274,7 @@ class Experiment:
     def defense(self, row: RowSpec) -> nn.Module:
         """The defended model of a row; one module, so that its set-up is done once."""
         if row.title not in self._defenses:
-            spec = self.spec
-            common = {"draws": spec.draws, "seed": spec.seed, "engine": spec.engine}
-            settings = common | row.settings
-            model = self.models[row.model]
+            model, settings = self.models[row.model], self.drawing | row.settings
             made = make_defense(row.defense, model, self.data.pool, **settings)
             self._defenses[row.title] = made.to(self.device)
         return self._defenses[row.title]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+
+from mixup_inference.datasets import LabelledImages
 
 
 def png(image: Tensor) -> str:
@@ -23,3 +26,23 @@ def top(log_p: Tensor, names: tuple[str, ...]) -> dict[str, Any]:
     """The predicted class by name, and its probability."""
     best = int(log_p.argmax())
     return {"predicted": names[best], "confidence": float(log_p[best].exp())}
+
+
+def example(
+    points: LabelledImages, i: int, shown: Mapping[str, tuple[Tensor, Tensor]], *, eps: float
+) -> dict[str, Any]:
+    """One point: its perturbation, and what is shown of it, with the prediction for each.
+
+    ``shown`` has the images of all points and their log-probabilities, "clean" and "adversarial"
+    among them.
+    """
+    entry: dict[str, Any] = {
+        key: {"image": png(images[i]), **top(log_p[i], points.class_names)}
+        for key, (images, log_p) in shown.items()
+    }
+    change = shown["adversarial"][0][i] - shown["clean"][0][i]
+    return entry | {
+        "point": int(points.index[i]),
+        "label": points.class_names[int(points.labels[i])],
+        "perturbation": png(0.5 + change / (2 * eps)),
+    }

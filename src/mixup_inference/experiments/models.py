@@ -14,47 +14,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from mixup_inference import models as networks
 from mixup_inference.datasets import LabelledImages
 from mixup_inference.errors import InputError, MixupInferenceWarning
-from mixup_inference.evaluation.callback import Callback
 from mixup_inference.evaluation.evaluate import evaluate
-from mixup_inference.experiments.cache import IDENTITY, MODELS
+from mixup_inference.experiments.cache import IDENTITY, MODELS, Identity
 from mixup_inference.experiments.code_hash import code_hash
-from mixup_inference.experiments.data import ExperimentData
-from mixup_inference.experiments.spec import NetworkSpec, Spec
-from mixup_inference.models import (
-    CONFIG,
-    NETWORKS,
-    WEIGHTS,
-    Normalized,
-    check_pretrained,
-    config_of,
-    create_model,
-    fill_weights,
-    from_pretrained,
-    import_model,
-    load_weights,
-    read_checkpoint,
-    save_pretrained,
-    weights_file,
-)
+from mixup_inference.experiments.data import first
+from mixup_inference.experiments.spec import NetworkSpec
 from mixup_inference.models.call import device_of, logits_of, refuse_probabilities
 from mixup_inference.training import LAST, Epoch, Recipe, in_precision_of, one_process, train
 from mixup_inference.training.objectives import OBJECTIVES
-from mixup_inference.utils.distributed import ALONE, Ranks
-from mixup_inference.utils.io import (
-    add_checksum,
-    fingerprint,
-    hash_tensors,
-    read_checked_json,
-    read_header,
-    write_json,
-)
+from mixup_inference.utils import io
 from mixup_inference.utils.profiling import Stage, timed
-from mixup_inference.utils.progress import SILENT, Progress
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+    from mixup_inference.experiments.experiment import Experiment
 
 #: So many training images tell whether a model that was brought along works at all.
 TRIAL = 200
@@ -64,17 +41,16 @@ def build_network(
     network: NetworkSpec, *, classes: int, channels: int, size: int | None = None, seed: int = 0
 ) -> nn.Module:
     """A network of the registry with fresh weights, or the user's own as their function made it."""
-    settings = dict(network.model_extra or {})
+    settings = network.settings
     classes = network.classes or classes
     if not network.is_foreign:
-        return create_model(
-            network.name, classes, channels=channels, size=size, seed=seed, **settings
-        )
+        settings = {"channels": channels, "size": size, "seed": seed, **settings}
+        return networks.create_model(network.name, classes, **settings)
     scale = {name: settings.pop(name, default) for name, default in (("mean", 0.0), ("std", 1.0))}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        inner = import_model(network.name, classes, **settings)
-    return Normalized(inner, channels=channels, **scale)
+        inner = networks.import_model(network.name, classes, **settings)
+    return networks.Normalized(inner, channels=channels, **scale)
 
 
 @timed(Stage.LOADING)
@@ -85,40 +61,38 @@ def load_model(
 
     It is tried on a few images, with a warning when it does no better than chance.
     """
-    if network is None:
-        assert weights is not None
-        model = from_pretrained(weights)
-    elif weights is not None and (ours := _header(weights)):
-        _agrees(network, ours, weights)
-        model = from_pretrained(weights)
+    if weights is not None and (network is None or _brings(weights, network)):
+        model = networks.from_pretrained(weights)
     else:
+        assert network is not None
         model = build_network(network, classes=points.classes, channels=points.images.shape[1])
         if weights is not None:
-            load_weights(model.model if isinstance(model, Normalized) else model, weights)
+            inner = model.model if isinstance(model, networks.Normalized) else model
+            networks.load_weights(inner, weights)
     model.float().eval()
     _try(model, points)
     return model
 
 
-def _header(weights: str) -> dict[str, Any] | None:
-    """The architecture in a checkpoint of ours; None for other people's files."""
+def _brings(weights: str, network: NetworkSpec) -> bool:
+    """Whether weights are a checkpoint of ours, which brings its network along.
+
+    Then what is said of the network must not contradict what the checkpoint says of itself.
+    """
     try:
-        _, header = read_checkpoint(weights_file(weights))
+        _, header = networks.read_checkpoint(networks.weights_file(weights))
     except InputError:
-        return None
+        return False
     config = header.get("architecture")
-    return config if isinstance(config, dict) else None
-
-
-def _agrees(network: NetworkSpec, config: dict[str, Any], weights: str) -> None:
-    """What is said of the network must not contradict what the checkpoint says of itself."""
-    said = {"name": network.name, **(network.model_extra or {})}
-    for name, value in said.items():
-        if name in config and fingerprint(config[name]) != fingerprint(value):
+    if not isinstance(config, dict):
+        return False
+    for name, value in {"name": network.name, **network.settings}.items():
+        if name in config and io.fingerprint(config[name]) != io.fingerprint(value):
             raise InputError(
                 f"{weights} says that its {name} is {config[name]}, not {value}. Leave it out: a "
                 "checkpoint of ours brings its network and normalisation along."
             )
+    return True
 
 
 def _try(model: nn.Module, points: LabelledImages) -> None:
@@ -126,7 +100,7 @@ def _try(model: nn.Module, points: LabelledImages) -> None:
     shape = tuple(points.images.shape[1:])
     try:
         with torch.no_grad():
-            out = logits_of(model, sample.take(torch.arange(2)).pixels)
+            out = logits_of(model, first(sample, 2).pixels)
     except InputError:
         raise
     except Exception as error:  # every library says in its own way that a size is wrong
@@ -152,59 +126,28 @@ def _try(model: nn.Module, points: LabelledImages) -> None:
         )
 
 
-def side_of(points: LabelledImages) -> int | None:
-    """The side of square images."""
-    height, width = points.images.shape[-2:]
-    return int(height) if height == width else None
-
-
-def network_identity(network: NetworkSpec | None) -> Any:
-    """A network spec as JSON."""
-    return network and network.model_dump(mode="json", exclude_none=True)
-
-
 class ModelProvider:
     """Models by the names that the spec has for them.
 
     Args:
-        spec: the experiment.
-        data: its points.
-        folder: of the run.
-        device: where the models compute.
+        experiment: whose models they are.
         fabric: connects several processes; None for one.
-        ranks: those processes.
-        callback: told of each model.
-        progress: shows the training.
         reuse_models: take a finished model that older code has trained by the same recipe.
     """
 
     def __init__(
-        self,
-        spec: Spec,
-        data: ExperimentData,
-        folder: Path,
-        *,
-        device: str = "cpu",
-        fabric: Fabric | None = None,
-        ranks: Ranks = ALONE,
-        callback: Callback,
-        progress: Progress = SILENT,
-        reuse_models: bool = False,
+        self, experiment: Experiment, fabric: Fabric | None, *, reuse_models: bool
     ) -> None:
-        self.spec = spec
-        self.data = data
-        self.folder = folder / MODELS
-        self.device = device
+        self.spec, self.data = experiment.spec, experiment.data
+        self.device, self.ranks = experiment.device, experiment.ranks
+        self.callback, self.progress = experiment.callback, experiment.progress
+        self.folder = experiment.folder / MODELS
         self.fabric = fabric
-        self.ranks = ranks
-        self.callback = callback
-        self.progress = progress
         self.reuse_models = reuse_models
         #: Models of older code that are used on purpose, with their folders.
         self.reused: dict[str, str] = {}
         self._models: dict[str, nn.Module] = {}
         self._identities: dict[str, dict[str, Any]] = {}
-        self._output_hashes: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> nn.Module:
         """A model, loaded or, if it has not been trained yet, trained."""
@@ -220,7 +163,7 @@ class ModelProvider:
             self.callback.made(f"model {name}", reused=reused, seconds=seconds)
         return self._models[name]
 
-    def identity(self, name: str) -> dict[str, Any]:
+    def identity(self, name: str) -> Identity:
         """Everything that determines a model, the code that trains it included."""
         if name not in self._identities:
             identity = self._identity(name)
@@ -231,52 +174,67 @@ class ModelProvider:
             self._identities[name] = identity
         return self._identities[name]
 
-    def _identity(self, name: str) -> dict[str, Any]:
+    def _identity(self, name: str) -> Identity:
         network = self.spec.network_of(name)
         identity = {
             "torch": str(torch.__version__),
             "device": self.device,
-            "network": network_identity(network),
+            "network": network and network.model_dump(mode="json", exclude_none=True),
             "data": self.data.hash_of("train"),  # trained on it or not, its defences draw from it
         }
         if not self.spec.is_trained(name):
-            return identity | {"outputs": self._hash_outputs(name)}
+            return identity | {"outputs": self._hash_outputs(self[name])}
         assert network is not None
         recipe = self.recipe(name)
         objective = OBJECTIVES[recipe.objective]
         code: list[Any] = [train, objective.function]
-        if network.is_foreign:
-            identity["outputs"] = self._hash_outputs(name)  # its code may change under its name
+        if network.is_foreign:  # its code may change under its name
+            identity["outputs"] = self._hash_outputs(self.untrained(name))
         else:
-            code.append(NETWORKS[network.name].factory)
+            code.append(networks.NETWORKS[network.name].factory)
         without = () if objective.adversarial else ("attacks",)
         identity["code"] = code_hash(*code, without=without)
         return identity | {"recipe": recipe.header()}
 
-    def _older(self, name: str, wanted: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    def _hash_outputs(self, model: nn.Module) -> str:
+        """A hash of what a user's model outputs for a few images, before any training here.
+
+        So a model is recognised by what it does: by its weights and by its code.
+        """
+        images = first(self.data.points["train"], 8)
+        with torch.no_grad():
+            return io.hash_tensors(logits_of(model, images.pixels.to(device_of(model))))
+
+    def _older(self, name: str, wanted: Identity) -> tuple[str, Identity] | None:
         """The folder and identity of a finished model that other code trained by this recipe."""
-        if (self.folder / f"{name}-{fingerprint(wanted)}" / LAST).exists():
+        if (self.folder / f"{name}-{io.fingerprint(wanted)}" / LAST).exists():
             return None
-        recipe, architecture = self.recipe(name), config_of(self.untrained(name))
+        model = self.untrained(name)
         paths = sorted(self.folder.glob(f"{name}-*/{LAST}"), key=lambda path: path.stat().st_mtime)
         for path in reversed(paths):
             try:
-                header = read_header(path)
-                same = (
-                    Recipe.of_header(header["recipe"]) == recipe
-                    and header["data"] == wanted["data"]
-                    and fingerprint(header["architecture"]) == fingerprint(architecture)
-                    and header["epochs_done"] == recipe.epochs
-                )
+                done = self._epochs_done(name, model, path, io.read_header(path))
             except (InputError, KeyError, TypeError):
                 continue
-            if same:
+            if done == self.recipe(name).epochs:
                 folder = path.parent
                 try:
-                    return folder.name, read_checked_json(folder / IDENTITY)["identity"]
+                    return folder.name, io.read_checked_json(folder / IDENTITY)["identity"]
                 except (InputError, KeyError):  # a model of a version that kept no identity
                     return folder.name, wanted | {"code": folder.name}
         return None
+
+    def _epochs_done(self, name: str, model: nn.Module, path: Path, header: dict[str, Any]) -> int:
+        """The epochs that a checkpoint has done; InputError if it is of another training."""
+        wanted = {
+            "recipe": (Recipe.of_header(header["recipe"]).header(), self.recipe(name).header()),
+            "data": (header["data"], self.data.hash_of("train")),
+            "architecture": (header["architecture"], networks.config_of(model)),
+        }
+        for key, (found, expected) in wanted.items():
+            if io.fingerprint(found) != io.fingerprint(expected):
+                raise InputError(f"{path} belongs to another training (its {key} differs).")
+        return int(header["epochs_done"])
 
     def recipe(self, name: str) -> Recipe:
         """How a model is trained here."""
@@ -298,35 +256,22 @@ class ModelProvider:
         described = {key: described[key] for key in described if key not in of_data}
         return {"network": described, **recipe.header()}
 
-    def _hash_outputs(self, name: str) -> str:
-        """A hash of what a user's model outputs for a few images, before any training here.
-
-        So a model is recognised by what it does: by its weights and by its code.
-        """
-        if name not in self._output_hashes:
-            points = self.data.points["train"]
-            images = points.take(torch.arange(min(8, len(points))))
-            model = self.untrained(name) if self.spec.is_trained(name) else self[name]
-            with torch.no_grad():
-                out = logits_of(model, images.pixels.to(device_of(model)))
-            self._output_hashes[name] = hash_tensors(out)
-        return self._output_hashes[name]
-
     def folder_of(self, name: str) -> Path:
         """Where a model's checkpoints are."""
         if name in self.reused:
             return self.folder / self.reused[name]
-        return self.folder / f"{name}-{fingerprint(self.identity(name))}"
+        return self.folder / f"{name}-{io.fingerprint(self.identity(name))}"
 
     def untrained(self, name: str) -> nn.Module:
         """The network of a model that is trained here, as its training starts."""
         points, network = self.data.points["train"], self.spec.network_of(name)
         assert network is not None
+        channels, height, width = points.images.shape[1:]
         return build_network(
             network,
             classes=points.classes,
-            channels=points.images.shape[1],
-            size=side_of(points),
+            channels=channels,
+            size=height if height == width else None,
             seed=self.spec.seed_of(name),
         )
 
@@ -340,7 +285,7 @@ class ModelProvider:
         done = self.ranks.first(lambda: done)  # what the first process found counts for all
         if done < recipe.epochs:
             if self.ranks.is_first:
-                write_json(folder / IDENTITY, add_checksum({"identity": identity}))
+                io.write_json(folder / IDENTITY, io.add_checksum({"identity": identity}))
             train(
                 model,
                 points.images,
@@ -351,7 +296,7 @@ class ModelProvider:
                 progress=self.progress,
             )
         model.to(self.device).eval()
-        if self.ranks.is_first and config_of(model) is not None:
+        if self.ranks.is_first and networks.config_of(model) is not None:
             self._publish(name, model)
         return model, done == recipe.epochs
 
@@ -359,12 +304,12 @@ class ModelProvider:
         """Save a trained model as a folder for ``from_pretrained`` too, unless it is there."""
         folder, test = self.folder_of(name), self.data.points["test"]
         try:
-            check_pretrained(folder)
+            networks.check_pretrained(folder)
             return
         except InputError as error:
-            if (folder / WEIGHTS).exists() or (folder / CONFIG).exists():
+            if any((folder / name).exists() for name in (networks.WEIGHTS, networks.CONFIG)):
                 self.callback.warn(f"{error} Writing it again.")
-        save_pretrained(
+        networks.save_pretrained(
             model,
             folder,
             data=self.spec.data.name,
@@ -378,23 +323,10 @@ class ModelProvider:
         path = self.folder_of(name) / LAST
         if not path.exists():
             return 0
-        expected = self.identity(name) | {"architecture": config_of(model)}
-        checked = (
-            ("data", "architecture")
-            if name in self.reused
-            else (
-                "recipe",
-                "data",
-                "architecture",
-            )
-        )
         try:
-            tensors, header = read_checkpoint(path)
-            for key in checked:
-                if fingerprint(header.get(key)) != fingerprint(expected[key]):
-                    raise InputError(f"{path} belongs to another training (its {key} differs).")
-            done = int(header["epochs_done"])
-            fill_weights(model, tensors, path)
+            tensors, header = networks.read_checkpoint(path)
+            done = self._epochs_done(name, model, path, header)
+            networks.fill_weights(model, tensors, path)
             return done
         except (InputError, KeyError, TypeError) as error:
             self.callback.warn(f"{error} Training {name} again.")
@@ -405,5 +337,5 @@ class ModelProvider:
         """The epochs of a model that was trained here; none for others."""
         if not self.spec.is_trained(name):
             return []
-        header = read_header(self.folder_of(name) / LAST)
+        header = io.read_header(self.folder_of(name) / LAST)
         return [Epoch(**epoch) for epoch in header["history"]]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from mixup_inference import __version__
+from mixup_inference.experiments.spec import RowSpec
 from mixup_inference.metrics.accuracy import as_bits, cell_entry
 from mixup_inference.reporting.schema import SCHEMA, Results
 
@@ -34,20 +36,7 @@ def collect(
         "title": spec.title,
         "columns": [column.name for column in spec.columns],
         "rows": [
-            {
-                "title": row.title,
-                "group": row.group,
-                "model": row.model,
-                "defense": row.defense,
-                "settings": row.settings,
-                "passes_per_image": sum(
-                    table[row.title, column.name].accuracy.passes for column in spec.columns
-                )
-                / len(spec.columns),
-                "cells": {
-                    column.name: _cell(table[row.title, column.name]) for column in spec.columns
-                },
-            }
+            _row(row, {column.name: table[row.title, column.name] for column in spec.columns})
             for row in spec.rows
         ],
         "models": {
@@ -82,8 +71,19 @@ def collect(
     return plain
 
 
-def _cell(cell: Cell) -> dict[str, Any]:
-    return cell_entry(cell.accuracy) | {"right": as_bits(cell.right), "part": cell.file}
+def _row(row: RowSpec, cells: Mapping[str, Cell]) -> dict[str, Any]:
+    return {
+        "title": row.title,
+        "group": row.group,
+        "model": row.model,
+        "defense": row.defense,
+        "settings": row.settings,
+        "passes_per_image": sum(cell.accuracy.passes for cell in cells.values()) / len(cells),
+        "cells": {
+            name: cell_entry(cell.accuracy) | {"right": as_bits(cell.right), "part": cell.file}
+            for name, cell in cells.items()
+        },
+    }
 
 
 def versions() -> dict[str, str]:

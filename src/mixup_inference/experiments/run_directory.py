@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mixup_inference.errors import InputError
 from mixup_inference.experiments.cache import CacheFile, cache_files, leftovers
 from mixup_inference.experiments.results import versions
-from mixup_inference.utils.io import (
-    CHECKSUMS,
-    checksums_intact,
-    read_checked_json,
-    read_checksums,
-    sha256_of,
-)
+from mixup_inference.utils import io
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -44,7 +38,7 @@ class Run:
     def results(self) -> dict[str, Any] | None:
         """What results.json says; None if there is none, or a damaged one."""
         try:
-            return read_checked_json(self.folder / RESULTS)
+            return io.read_checked_json(self.folder / RESULTS)
         except InputError:
             return None
 
@@ -89,7 +83,7 @@ class Run:
         """All that is damaged, changed or missing; reads everything."""
         if (self.folder / RESULTS).exists():
             try:
-                read_checked_json(self.folder / RESULTS)
+                io.read_checked_json(self.folder / RESULTS)
             except InputError as error:
                 yield Problem(self.folder / RESULTS, str(error))
         for name in self.missing:
@@ -97,22 +91,21 @@ class Run:
             yield Problem(path, f"{path} is missing, though {RESULTS} was made from it.")
         for file in self.files:
             expected = (self.referred or {}).get(self.name_of(file.path))
-            problem = file.problem
-            if problem is not None:
+            if (problem := file.problem) is not None:
                 yield Problem(file.path, problem)
             elif expected is not None and file.checksum() != expected:
                 message = f"{file.path} is not the one that {RESULTS} was made from."
                 yield Problem(file.path, message)
-        if not checksums_intact(self.folder):
-            path = self.folder / CHECKSUMS
+        if not io.checksums_intact(self.folder):
+            path = self.folder / io.CHECKSUMS
             yield Problem(path, f"{path} is not as it was written; what it lists is not checked.")
             return
-        for name, digest in read_checksums(self.folder).items():
+        for name, digest in io.read_checksums(self.folder).items():
             path = self.folder / name
             if not path.is_file():
-                yield Problem(path, f"{path} is missing, though it is in {CHECKSUMS}.")
-            elif sha256_of(path) != digest:
-                yield Problem(path, f"{path} is not the file that was written: see {CHECKSUMS}.")
+                yield Problem(path, f"{path} is missing, though it is in {io.CHECKSUMS}.")
+            elif io.sha256_of(path) != digest:
+                yield Problem(path, f"{path} is not the file that was written: see {io.CHECKSUMS}.")
 
     def unneeded(self) -> Iterator[Problem]:
         """Files of ours that are damaged, or that nothing needs; reads everything.

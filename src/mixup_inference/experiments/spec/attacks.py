@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from mixup_inference.attacks import attack_title, get_attack, suite
 from mixup_inference.errors import InputError
-from mixup_inference.experiments.spec.fields import Count, NotNegative, Table, Title
+from mixup_inference.experiments.spec import fields
+from mixup_inference.experiments.spec.fields import Count, NotNegative, OpenTable, Table, Title
 from mixup_inference.validation import check_number
 
 
-class AdaptiveAttackSpec(Table):
+class AdaptiveAttackSpec(OpenTable):
     """One adaptive attack; further keys are its settings.
 
     ``attack`` is a name of the registry, ``library:Name`` of another library's, or
@@ -20,15 +21,9 @@ class AdaptiveAttackSpec(Table):
     crafted on (all others by default).
     """
 
-    model_config = ConfigDict(extra="allow", frozen=True)
     attack: str
     title: Title = ""
     surrogates: tuple[str, ...] = ()
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The attack's settings."""
-        return dict(self.model_extra or {})
 
     @property
     def name(self) -> str:
@@ -88,11 +83,15 @@ class AdaptiveSpec(Table):
     detectors: tuple[str, ...] = ()
     detector_lam: float = 0.5
 
+    def first(self, name: str) -> AdaptiveAttackSpec:
+        """The first attack of this name; with its defaults if there is none."""
+        found = (attack for attack in self.attacks if attack.attack == name)
+        return next(found, AdaptiveAttackSpec(attack=name))
+
     @property
     def main(self) -> AdaptiveAttackSpec:
         """The attack that is checked, drawn in Figure 4 and shown in Figure 5."""
-        found = [attack for attack in self.attacks if attack.attack == "eot-pgd"]
-        return found[0] if found else AdaptiveAttackSpec(attack="eot-pgd")
+        return self.first("eot-pgd")
 
     @property
     def candidates(self) -> tuple[AdaptiveAttackSpec, ...]:
@@ -103,7 +102,5 @@ class AdaptiveSpec(Table):
     def _valid(self) -> AdaptiveSpec:
         check_number(self.detector_lam, what="detector_lam", least=0, most=1)
         names = [attack.name for attack in self.attacks]
-        for name in names:
-            if names.count(name) > 1:
-                raise InputError(f"two attacks are called {name!r}; give them titles.")
+        fields.check_different(names, "two attacks are called {}; give them titles.")
         return self

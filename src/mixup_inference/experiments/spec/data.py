@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import dataclasses
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from mixup_inference.datasets import check_name
-from mixup_inference.errors import InputError, unknown_name
-from mixup_inference.experiments.spec.fields import Count, NotNegative, Table
+from mixup_inference.errors import InputError
+from mixup_inference.experiments.spec import fields
+from mixup_inference.experiments.spec.fields import Count, NotNegative, OpenTable, Table
 from mixup_inference.models import NETWORKS
 from mixup_inference.registry import is_code
 from mixup_inference.training import Recipe
@@ -43,13 +44,12 @@ class DataSpec(Table):
         return self
 
 
-class NetworkSpec(Table):
+class NetworkSpec(OpenTable):
     """Which network; further keys are passed to it.
 
     The name is one of the registry's, or ``package.module:factory``, a function of the user's.
     """
 
-    model_config = ConfigDict(extra="allow", frozen=True)
     name: str
     classes: Count | None = None
 
@@ -60,22 +60,19 @@ class NetworkSpec(Table):
 
     @model_validator(mode="after")
     def _known_name(self) -> NetworkSpec:
-        if self.is_foreign:
-            return self
-        known = NETWORKS[self.name].settings
-        for key in (self.model_extra or {}).keys() - known:
-            raise unknown_name(f"setting of {self.name}", key, known)
+        if not self.is_foreign:
+            known = NETWORKS[self.name].settings
+            fields.check_known(f"setting of {self.name}", self.settings, known)
         return self
 
 
 #: What a spec may say of a training; its seed has a place of its own.
-SETTINGS = tuple(field.name for field in fields(Recipe) if field.name != "seed")
+SETTINGS = tuple(field.name for field in dataclasses.fields(Recipe) if field.name != "seed")
 
 
 def check_training(settings: dict[str, Any]) -> dict[str, Any]:
     """Some settings of a ``Recipe``, checked and converted as it does."""
-    for key in settings.keys() - SETTINGS:
-        raise unknown_name("key", key, SETTINGS)
+    fields.check_known("key", settings, SETTINGS)
     given = {name: settings[name] for name in SETTINGS if settings.get(name) is not None}
     recipe = Recipe(**given)
     return {name: getattr(recipe, name) for name in given}
@@ -84,21 +81,15 @@ def check_training(settings: dict[str, Any]) -> dict[str, Any]:
 TrainingSettings = Annotated[dict[str, Any], AfterValidator(check_training)]
 
 
-class ModelSpec(Table):
+class ModelSpec(OpenTable):
     """A model: the weights that it is brought with, or further keys that say how it is trained.
 
     ``seed``: of its start and its training, if it is to be another than the experiment's.
     """
 
-    model_config = ConfigDict(extra="allow", frozen=True)
     weights: str | None = None
     network: NetworkSpec | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-
-    @property
-    def training(self) -> dict[str, Any]:
-        """The settings of its training that are its own."""
-        return dict(self.model_extra or {})
 
     @model_validator(mode="before")
     @classmethod
@@ -106,13 +97,12 @@ class ModelSpec(Table):
         if not isinstance(value, dict):
             return value
         own = {key: value[key] for key in value if key not in cls.model_fields}
-        for key in own.keys() - SETTINGS:
-            raise unknown_name("key", key, (*cls.model_fields, *SETTINGS))
+        fields.check_known("key", own, (*cls.model_fields, *SETTINGS))
         return {key: value[key] for key in value if key not in own} | check_training(own)
 
     @model_validator(mode="after")
     def _trained_or_brought(self) -> ModelSpec:
-        if self.weights is not None and self.training:
-            names = ", ".join(self.training)
+        if self.weights is not None and self.settings:
+            names = ", ".join(self.settings)
             raise InputError(f"a model with weights is not trained; take out {names}.")
         return self

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from mixup_inference.attacks import check_peer, get_attack
-from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.errors import InputError
 from mixup_inference.evaluation.callback import Column
+from mixup_inference.experiments.spec import fields
 from mixup_inference.experiments.spec.attacks import AdaptiveAttackSpec, AdaptiveSpec
 from mixup_inference.experiments.spec.data import (
     DataSpec,
@@ -65,19 +66,15 @@ class Spec(Table):
             if not (self.is_trained(name) or model.weights or foreign):
                 raise InputError(f"'models.{name}.objective' is missing; add it, or weights.")
         for row in self.rows:
-            if row.model not in self.models:
-                raise unknown_name(f"model in the row {row.title!r}:", row.model, self.models)
-        for name in self.figures.models if self.figures else ():
-            if name not in self.models:
-                raise unknown_name("model in figures:", name, self.models)
+            fields.check_known(f"model in the row {row.title!r}:", [row.model], self.models)
+        shown = self.figures.models if self.figures else ()
+        fields.check_known("model in figures:", shown, self.models)
         if self.figures is not None and (self.attack is None or self.data.used < 2):
             raise InputError("'figures' needs an attack and at least two test points.")
         if self.adaptive is not None:
             self._check_adaptive(self.adaptive)
         titles = [row.title for row in self.rows]
-        for title in titles:
-            if titles.count(title) > 1:
-                raise InputError(f"two rows have the title {title!r}; titles must differ.")
+        fields.check_different(titles, "two rows have the title {}; titles must differ.")
         return self
 
     def _check_adaptive(self, adaptive: AdaptiveSpec) -> None:
@@ -86,14 +83,9 @@ class Spec(Table):
         for attack in adaptive.attacks:
             if get_attack(attack.attack).is_external:
                 check_peer(attack.attack, norm=self.attack.norm)
-        titles = [row.title for row in self.rows]
-        for title in adaptive.rows:
-            if title not in titles:
-                raise unknown_name("row in adaptive:", title, titles)
+        fields.check_known("row in adaptive:", adaptive.rows, [row.title for row in self.rows])
         named = [name for attack in adaptive.attacks for name in attack.surrogates]
-        for name in (*adaptive.detectors, *named):
-            if name not in self.models:
-                raise unknown_name("model in adaptive:", name, self.models)
+        fields.check_known("model in adaptive:", (*adaptive.detectors, *named), self.models)
         if adaptive.detectors and self.data.calibration < 20:
             raise InputError("detectors need at least 20 calibration points in [data].")
 
@@ -146,12 +138,12 @@ class Spec(Table):
 
     def is_trained(self, model: str) -> bool:
         """Whether a model is trained here, and not brought along."""
-        settings = self.training | self.models[model].training
+        settings = self.training | self.models[model].settings
         return self.models[model].weights is None and "objective" in settings
 
     def recipe(self, model: str) -> Recipe:
         """The training of one model: its own settings over the common ones."""
-        settings = self.training | self.models[model].training
+        settings = self.training | self.models[model].settings
         return Recipe(**settings, seed=self.seed_of(model))
 
     def seed_of(self, model: str) -> int:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.utils.text import is_plain
+
+
+def check_known(what: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Refuse a name that is not known, and name the nearest that is."""
+    for name in names:
+        if name not in known:
+            raise unknown_name(what, name, known)
+
+
+def check_different(values: Sequence[Any], problem: str) -> None:
+    """Refuse a value that is there twice; it stands in the place of {} in the problem."""
+    for value in values:
+        if values.count(value) > 1:
+            raise InputError(problem.format(repr(value)))
 
 
 def _one_line(text: str) -> str:
@@ -37,6 +52,16 @@ class Table(BaseModel):
     @classmethod
     def _known_keys(cls, value: Any) -> Any:
         if isinstance(value, dict) and cls.model_config.get("extra") == "forbid":
-            for key in value.keys() - cls.model_fields.keys():
-                raise unknown_name("key", key, cls.model_fields)
+            check_known("key", value, cls.model_fields)
         return value
+
+
+class OpenTable(Table):
+    """A TOML table whose further keys are settings of what it names."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The further keys."""
+        return dict(self.model_extra or {})

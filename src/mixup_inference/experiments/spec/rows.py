@@ -7,14 +7,15 @@ from itertools import groupby
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from mixup_inference.attacks import Precision
 from mixup_inference.defenses import DEFENSES, get_preset, make_defense, settings_of
 from mixup_inference.detection import SCORES
-from mixup_inference.errors import InputError, unknown_name
+from mixup_inference.errors import InputError
 from mixup_inference.evaluation.grid_search import grid_of
+from mixup_inference.experiments.spec import fields
 from mixup_inference.experiments.spec.fields import Count, NotNegative, Positive, Table, Title
 from mixup_inference.pool import Pool
 from mixup_inference.validation import check_number
@@ -53,30 +54,22 @@ class AttackSpec(Table):
 
     @model_validator(mode="after")
     def _no_duplicates(self) -> AttackSpec:
-        for name in ("steps", "modes"):
-            values = list(getattr(self, name))
-            if len(set(values)) < len(values):
-                raise InputError(f"{name} has duplicates; saw {values}.")
+        fields.check_different(self.steps, "steps has duplicates; saw {} twice.")
+        fields.check_different(self.modes, "modes has duplicates; saw {} twice.")
         return self
 
 
-class RowSpec(Table):
+class RowSpec(fields.OpenTable):
     """One row of the table: a model and a defence; further keys are the defence's settings.
 
     ``preset`` names a row of the paper's parameter tables in their stead. In a spec, ``model`` may
     name several: see ``for_each_model``.
     """
 
-    model_config = ConfigDict(extra="allow", frozen=True)
     title: Title
     model: str
     defense: str = "none"
     group: Title = ""
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The defence's settings."""
-        return dict(self.model_extra or {})
 
     @model_validator(mode="before")
     @classmethod
@@ -90,10 +83,9 @@ class RowSpec(Table):
             defense = value.get("defense", "none")
             common = {"seed", "fresh", "draws"}
             known = (settings_of(defense) - common) | cls.model_fields.keys()
-            for key in value.keys() - known:
-                if key in common:
-                    raise InputError(f"{key} belongs to the whole experiment, not to a row.")
-                raise unknown_name(f"key of a row with the defence {defense!r}:", key, known)
+            for key in value.keys() & common:
+                raise InputError(f"{key} belongs to the whole experiment, not to a row.")
+            fields.check_known(f"key of a row with the defence {defense!r}:", value, known)
         return value
 
     @model_validator(mode="after")
