@@ -13,6 +13,7 @@ from mixup_inference.errors import unknown_name
 from mixup_inference.validation import check_int, check_number
 
 Kind = Literal["mi-pl", "mi-ol"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def keeps_clean_predictions(lam: float, *, classes: int) -> bool:
 
 def check_arguments(kind: Kind, lam: float, classes: int) -> None:
     """Refuse arguments that the formulas do not cover."""
-    if kind not in get_args(Kind):
-        raise unknown_name("kind of mixup inference", kind, get_args(Kind))
+    if kind not in KINDS:
+        raise unknown_name("kind of mixup inference", kind, KINDS)
     check_number(lam, what="lam", least=0, most=1)
     check_int(classes, what="classes", least=2)

@@ -20,7 +20,7 @@ _MEMBERS = {name: member for group in GROUPS.values() for name, member in group.
 class BarrageOfTransforms(Defense):
     """Apply several random transforms in random order, at most one of each group.
 
-    Each has a random strength; see ``defenses.bart.groups``. F should have been trained on such images.
+    Each has a random strength; see ``bart.groups``. F should have been trained on such images.
     ``transforms`` is how many, of 10 groups. Grey images have 8; a larger number means all of them.
     Rounding, JPEG and total variation have the gradient of the identity, the others their own.
     """

@@ -115,7 +115,7 @@ def for_each_model(rows: Any, models: Iterable[str]) -> Any:
         several = list(models) if model == "*" else model
         return several if isinstance(several, list) else None
 
-    out = []
+    out: list[Any] = []
     for several, together in groupby(rows, key=named):
         alike = list(together)
         out += alike if several is None else [_of(m, row) for m in several for row in alike]
