@@ -4,6 +4,7 @@ from mixup_inference.attacks.apgd import apgd_eot
 from mixup_inference.attacks.base import AttackResult
 from mixup_inference.attacks.detector_aware import detector_aware
 from mixup_inference.attacks.external import check_peer, peer_attack, peer_names
+from mixup_inference.attacks.gradient_sign import bim, fgsm, momentum, momentum_transfer
 from mixup_inference.attacks.losses import LOSSES
 from mixup_inference.attacks.options import AttackOptions
 from mixup_inference.attacks.paper import official_adaptive, paper_adaptive
@@ -41,16 +42,20 @@ __all__ = [
     "apgd_eot",
     "attack_title",
     "base_of",
+    "bim",
     "check_peer",
     "check_settings",
     "detector_aware",
     "eot_pgd",
+    "fgsm",
     "freeze",
     "frozen",
     "get_attack",
     "is_library",
     "judge",
     "library_version",
+    "momentum",
+    "momentum_transfer",
     "official_adaptive",
     "paper_adaptive",
     "peer_attack",

@@ -14,6 +14,7 @@ from mixup_inference.attacks.base import AttackResult
 from mixup_inference.attacks.custom import is_custom, run_custom
 from mixup_inference.attacks.detector_aware import detector_aware
 from mixup_inference.attacks.external import LIBRARIES, check_peer, installed_version, peer_attack
+from mixup_inference.attacks.gradient_sign import bim, fgsm, momentum, momentum_transfer
 from mixup_inference.attacks.options import check_types, parse_options, settings_of
 from mixup_inference.attacks.paper import official_adaptive, paper_adaptive
 from mixup_inference.attacks.pgd import eot_pgd, frozen
@@ -124,11 +125,12 @@ class AttackEntry:
 ATTACKS: Registry[AttackEntry] = Registry("attack", AttackEntry)
 _STEPS, _RESTARTS = ("steps", "draws"), ("steps", "draws", "restarts")
 _MIXUP = "is made for the defences mi-ol and mi-pl"
+_OTHERS = "needs other models to craft examples on"
 # fmt: off
 for _entry in (
     AttackEntry("oblivious", transfer, "oblivious", "oblivious PGD-{steps}", _STEPS),
     AttackEntry("transfer", transfer, "transfer", "transfer PGD-{steps}", _STEPS, surrogates=True,
-                requires="needs other models to craft examples on"),
+                requires=_OTHERS),
     AttackEntry("official-adaptive", official_adaptive, "official",
                 "published adaptive PGD-{steps}", ("steps", "samples"), target="mixup",
                 norms=("linf",), requires=f"{_MIXUP} and the norm linf"),
@@ -144,6 +146,16 @@ for _entry in (
                 worst_case=False, requires="needs a randomised defence"),
 ):
     ATTACKS.add(replace(_entry, suite="standard"))
+for _entry in (
+    AttackEntry("fgsm", fgsm, "eot", "FGSM", ("draws",)),
+    AttackEntry("bim", bim, "eot", "BIM-{steps}", _STEPS),
+    AttackEntry("momentum", momentum, "eot", "MI-FGSM-{steps}", _STEPS),
+    AttackEntry("momentum-oblivious", momentum_transfer, "oblivious",
+                "oblivious MI-FGSM-{steps}", _STEPS),
+    AttackEntry("momentum-transfer", momentum_transfer, "transfer", "transfer MI-FGSM-{steps}",
+                _STEPS, surrogates=True, requires=_OTHERS),
+):
+    ATTACKS.add(_entry)
 # fmt: on
 
 

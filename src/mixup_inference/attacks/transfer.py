@@ -17,7 +17,7 @@ from mixup_inference.errors import InputError
 from mixup_inference.models.call import Passes, count_passes
 
 
-def _accelerated(call: Any) -> list[nn.Module]:
+def prepare_surrogates(call: Any) -> list[nn.Module]:
     """Return the models that the examples are crafted on: by default the undefended one."""
     models = list(call.surrogates) or [base_of(call.defense)]
     for model in models:
@@ -28,7 +28,10 @@ def _accelerated(call: Any) -> list[nn.Module]:
 
 
 @attack(
-    "transfer", queries=lambda call: max(1, len(call.surrogates)), prepare=_accelerated, fold=False
+    "transfer",
+    queries=lambda call: max(1, len(call.surrogates)),
+    prepare=prepare_surrogates,
+    fold=False,
 )
 def transfer(
     batch: Batch,
@@ -37,6 +40,7 @@ def transfer(
     steps: Natural = 50,
     step: NotNegative | None = None,
     random_start: bool = True,
+    momentum: NotNegative = 0.0,
     draws: Count = 10,
 ) -> BatchResult:
     """PGD on surrogate models, whose examples are sent to the defence.
@@ -51,13 +55,15 @@ def transfer(
         steps: how many.
         step: size of a step; a quarter of eps by default.
         random_start: begin at a random point of the ball.
+        momentum: share of the previous direction that is kept.
         draws: of the defence, by which the loss is estimated.
         **options: see ``AttackOptions``.
     """
+    how = {"step": step, "steps": steps, "random_start": random_start, "momentum": momentum}
     best: BatchResult | None = None
     before = batch.loss(batch.x, "ce", draws, "first")
     for model in batch.prepared:
-        examples = _craft(batch, model, steps, step, random_start=random_start)
+        examples = _craft(batch, model, **how)
         after = batch.loss(examples, "ce", draws, "last")
         best = BatchResult(examples, after, torch.stack([before, after])).better(best)
         batch.tick()
@@ -65,9 +71,7 @@ def transfer(
     return best
 
 
-def _craft(
-    batch: Batch, model: nn.Module, steps: int, step: float | None, *, random_start: bool
-) -> Tensor:
+def _craft(batch: Batch, model: nn.Module, *, step: float | None, **how: Any) -> Tensor:
     """Run ``pgd`` on a surrogate; its passes are counted once if the defence's F is inside."""
     base = base_of(batch.model.module)
     inside = any(part is base for part in model.modules())
@@ -83,11 +87,10 @@ def _craft(
             eps=batch.threat_model.eps,
             norm=batch.threat_model.norm,
             step=batch.threat_model.eps / 4 if step is None else step,
-            steps=steps,
             targets=batch.target,
-            random_start=random_start,
             seed=batch.seed,
             index=batch.index,
             batch_size=len(batch.x),
+            **how,
         )
     return examples
