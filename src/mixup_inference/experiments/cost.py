@@ -21,6 +21,7 @@ from mixup_inference.attacks.query import accelerate
 from mixup_inference.datasets import Shape
 from mixup_inference.defenses import DEFENSES, make_defense
 from mixup_inference.errors import InputError
+from mixup_inference.evaluation.detection import Points, answer
 from mixup_inference.evaluation.grid_search import grid_of
 from mixup_inference.experiments.adaptive_attacks import (
     adaptive_rows,
@@ -111,7 +112,7 @@ def _figures(spec: Spec, shape: Shape, name: str) -> list[Work]:
     work = [
         Work("figures", f"{name}: linearity", name, figures.pairs * (2 + 9)),
         Work("figures", f"{name}: theory", name, theory),
-        Work("figures", f"{name}: detection", name, kinds * sets * (1 + spec.draws)),
+        Work("figures", f"{name}: detection", name, sets * detection_passes(spec, shape)),
     ]
     if data.tuning and figures.defenses:
         steps = data.tuning * max(attack.steps) * modes
@@ -144,11 +145,26 @@ def training_passes(recipe: Recipe, images: int) -> tuple[int, int]:
     return back + recipe.epochs * per_epoch * look, back
 
 
-def defense_passes(row: RowSpec, draws: int, shape: Shape) -> int:
-    """Forward passes an image, counted on a model that knows nothing."""
-    blank = DummyClassifier(shape.classes, slope=0)
+def _blank(shape: Shape) -> tuple[nn.Module, Tensor, Pool]:
+    """A model that knows nothing, an image, and a pool."""
     image = torch.full((1, shape.channels, *shape.size), 0.5)
     pool = Pool(image.expand(shape.classes, -1, -1, -1), torch.arange(shape.classes))
+    return DummyClassifier(shape.classes, slope=0), image, pool
+
+
+def detection_passes(spec: Spec, shape: Shape) -> int:
+    """Forward passes an image of all detection scores, counted on a model that knows nothing."""
+    blank, image, pool = _blank(shape)
+    assert spec.figures is not None
+    sets = {"clean": Points(image, torch.zeros(1, dtype=torch.int64))}
+    with count_passes(blank) as passes:
+        answer(blank, pool, sets, lams=spec.figures.lams, draws=spec.draws, seed=0, batch_size=1)
+    return passes.forward
+
+
+def defense_passes(row: RowSpec, draws: int, shape: Shape) -> int:
+    """Forward passes an image, counted on a model that knows nothing."""
+    blank, image, pool = _blank(shape)
     settings = {**row.settings, **DEFENSES[row.defense].costliest, "draws": draws}
     defense = make_defense(row.defense, blank, pool, **settings)
     with torch.no_grad(), count_passes(blank) as passes:
