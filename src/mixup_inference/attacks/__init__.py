@@ -1,6 +1,7 @@
 """Attacks on a classifier or on a defence, which is a classifier too."""
 
 from mixup_inference.attacks.apgd import apgd_eot
+from mixup_inference.attacks.autoattack import autoattack_rand
 from mixup_inference.attacks.base import AttackResult
 from mixup_inference.attacks.detector_aware import detector_aware
 from mixup_inference.attacks.external import check_peer, peer_attack, peer_names
@@ -41,6 +42,7 @@ __all__ = [
     "ThreatModel",
     "apgd_eot",
     "attack_title",
+    "autoattack_rand",
     "base_of",
     "bim",
     "check_peer",

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from mixup_inference.attacks.apgd import apgd_eot
+from mixup_inference.attacks.autoattack import RAND, autoattack_rand
 from mixup_inference.attacks.base import AttackResult
 from mixup_inference.attacks.custom import is_custom, run_custom
 from mixup_inference.attacks.detector_aware import detector_aware
@@ -61,6 +62,7 @@ class AttackEntry:
     norms: in which it is defined.
     requires: what it needs in order to apply, in words: "needs a randomised defence".
     surrogates: it is crafted on other models.
+    library: the attack of another library that it runs, ``library:Name``.
     worst_case: it counts for the worst case over all attacks.
     suite: the suite that it belongs to, if any.
     suite_settings: the settings that it has there, where they are not the defaults.
@@ -75,6 +77,7 @@ class AttackEntry:
     norms: tuple[Norm, ...] = ("linf", "l2")
     requires: str = ""
     surrogates: bool = False
+    library: str = ""
     worst_case: bool = True
     suite: str = ""
     suite_settings: Mapping[str, Any] = field(default_factory=dict)
@@ -86,8 +89,8 @@ class AttackEntry:
 
     @property
     def is_external(self) -> bool:
-        """Whether it is another library's."""
-        return self.threat_model == "peer"
+        """Whether it is another library's, by its name there."""
+        return is_library(self.name)
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -111,6 +114,8 @@ class AttackEntry:
         if self.is_external:
             check_peer(self.name, {key: settings[key] for key in settings if key != "draws"})
             return
+        if self.library:
+            check_peer(self.library)
         known = self.defaults
         parameters = inspect.signature(self.function).parameters.values()
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -154,6 +159,8 @@ for _entry in (
                 "oblivious MI-FGSM-{steps}", _STEPS),
     AttackEntry("momentum-transfer", momentum_transfer, "transfer", "transfer MI-FGSM-{steps}",
                 _STEPS, surrogates=True, requires=_OTHERS),
+    AttackEntry("autoattack-rand", autoattack_rand, "peer", "AutoAttack rand",
+                ("n_iter", "eot_iter"), library=RAND),
 ):
     ATTACKS.add(_entry)
 # fmt: on
@@ -170,7 +177,7 @@ def get_attack(name: str) -> AttackEntry:
     if is_library(name):
         check_peer(name)
         title = name.replace(":", " ")
-        return AttackEntry(name, peer_attack, "peer", title, counts=("draws",))
+        return AttackEntry(name, peer_attack, "peer", title, counts=("draws",), library=name)
     if name not in ATTACKS and not is_code(name):
         known = [*ATTACKS, *(f"{library}:NAME" for library in LIBRARIES)]
         raise unknown_name("attack", name, known)
@@ -179,7 +186,8 @@ def get_attack(name: str) -> AttackEntry:
 
 def library_version(name: str) -> str | None:
     """Return the version of the library that an attack comes from; None if it is none."""
-    return installed_version(name) if is_library(name) else None
+    library = get_attack(name).library
+    return installed_version(library) if library else None
 
 
 def suite(name: str = "standard") -> list[AttackEntry]:
