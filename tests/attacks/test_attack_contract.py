@@ -27,7 +27,7 @@ from mixup_inference.models.call import count_passes
 MINE = "one-step"
 NAMES = [*ATTACKS, MINE]
 SMALL = {"steps": 3, "draws": 2, "samples": 2, "queries": 6, "restarts": 1}
-SMALL |= {"n_iter": 4, "eot_iter": 2}
+SMALL |= {"n_iter": 4, "eot_iter": 2, "searches": 3, "learning_rate": 0.1, "constant": 9.0}
 
 
 def one_step(defense, x, y, *, eps, norm="linf", size: float = 1.0):
@@ -88,6 +88,7 @@ def test_batches_change_nothing(name):
         pytest.skip("other libraries drop and reorder points")
     index = torch.arange(7) + 40
     options = {"settings": settings_of(name), "eps": 0.2, "index": index, "seed": 2, "repeats": 2}
+    options["norm"] = ATTACKS[name].norms[0]
     defense = defended(name, NETWORK)
     if name == MINE:  # which sees the defence's own draws
         defense = freeze(defense)
@@ -104,7 +105,10 @@ def test_batches_change_nothing(name):
 def test_passes_are_counted(name):
     defense = defended(name, NETWORK)
     with count_passes(NETWORK) as total:
-        result = run_attack(name, defense, X, Y, settings=settings_of(name), eps=0.2, repeats=2)
+        result = run_attack(
+            name, defense, X, Y, settings=settings_of(name), eps=0.2, repeats=2,
+            norm=ATTACKS[name].norms[0],
+        )  # fmt: skip
     judged = defense if ATTACKS[name].worst_case else freeze(defense)
     with count_passes(NETWORK) as judging:
         fooled = judge(judged, result.examples, Y, repeats=2)
@@ -147,7 +151,8 @@ def test_a_linear_model_is_broken_exactly_when_eps_suffices(name):
 def test_an_entry_says_everything(name):
     entry = get_attack(name)
     assert set(entry.counts) <= set(entry.defaults)
-    assert bool(entry.requires) == (entry.target != "any" or entry.surrogates)
+    special = entry.target != "any" or entry.surrogates or entry.norms == ("l2",)
+    assert bool(entry.requires) == special
     assert entry.applies_to("mi-ol") == (entry.target != "detector")
     assert entry.applies_to("none") == (entry.target == "any")
     assert "{" not in attack_title(name, {})

@@ -3,6 +3,7 @@
 from mixup_inference.attacks.apgd import apgd_eot
 from mixup_inference.attacks.autoattack import autoattack_rand
 from mixup_inference.attacks.base import AttackResult
+from mixup_inference.attacks.carlini_wagner import carlini_wagner
 from mixup_inference.attacks.detector_aware import detector_aware
 from mixup_inference.attacks.external import check_peer, peer_attack, peer_names
 from mixup_inference.attacks.gradient_sign import bim, fgsm, momentum, momentum_transfer
@@ -45,6 +46,7 @@ __all__ = [
     "autoattack_rand",
     "base_of",
     "bim",
+    "carlini_wagner",
     "check_peer",
     "check_settings",
     "detector_aware",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mixup_inference.attacks.apgd import apgd_eot
 from mixup_inference.attacks.autoattack import RAND, autoattack_rand
 from mixup_inference.attacks.base import AttackResult
+from mixup_inference.attacks.carlini_wagner import carlini_wagner
 from mixup_inference.attacks.custom import is_custom, run_custom
 from mixup_inference.attacks.detector_aware import detector_aware
 from mixup_inference.attacks.external import LIBRARIES, check_peer, installed_version, peer_attack
@@ -159,6 +160,8 @@ for _entry in (
                 "oblivious MI-FGSM-{steps}", _STEPS),
     AttackEntry("momentum-transfer", momentum_transfer, "transfer", "transfer MI-FGSM-{steps}",
                 _STEPS, surrogates=True, requires=_OTHERS),
+    AttackEntry("carlini-wagner", carlini_wagner, "eot", "C&W-{steps}",
+                ("steps", "searches", "draws"), norms=("l2",), requires="needs the norm l2"),
     AttackEntry("autoattack-rand", autoattack_rand, "peer", "AutoAttack rand",
                 ("n_iter", "eot_iter"), library=RAND),
 ):
