@@ -331,7 +331,18 @@ def test_a_score_of_ones_own(trained, parts):
     torch.testing.assert_close(Detector(own, trained).score(x), expected.detach())
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"draws": True}, {"defense": "mi-ol", "logits": True}, {"views": len, "logits": True}],
+)
+def test_what_an_entry_refuses(fields):
+    with pytest.raises(InputError, match="the score 'odd'"):
+        ScoreEntry("odd", len, **fields)
+
+
 def test_what_a_detector_refuses(trained, parts):
+    with pytest.raises(TypeError, match="did you mean 'draws'"):
+        Detector("energy", trained, drows=3)
     with pytest.raises(InputError, match="did you mean 'energy'"):
         Detector("energi", trained)
     with pytest.raises(InputError, match="pool"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from mixup_inference.defenses.early_stopping import until_side
 from mixup_inference.defenses.gap import Convention, check_convention, gap
 from mixup_inference.defenses.mixup import MixupInference, MixupOptions, Ratio
 from mixup_inference.detection.scores import SCORES, ScoreEntry
-from mixup_inference.errors import InputError
+from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.metrics.roc import conformal_threshold
 from mixup_inference.models.call import check_model, logits_of, refuse_probabilities
 from mixup_inference.pool import Pool
@@ -51,9 +51,11 @@ class Detector(nn.Module):
         *,
         threshold: float | None = None,
         lam: Ratio = 0.5,
-        **options: Any,
+        **options: Unpack[MixupOptions],
     ) -> None:
         super().__init__()
+        for name in set(options) - MixupOptions.__optional_keys__:
+            raise TypeError(str(unknown_name("option", name, MixupOptions.__optional_keys__)))
         self.entry = SCORES[score] if isinstance(score, str) else score
         if self.entry.defense is None:
             self.inference = check_model(model)

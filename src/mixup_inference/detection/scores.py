@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from mixup_inference.defenses.gap import gap
 from mixup_inference.defenses.squeezing import squeezed
+from mixup_inference.errors import InputError
 from mixup_inference.registry import Registry
 
 
@@ -40,6 +41,12 @@ class ScoreEntry:
     draws: bool = False
     views: Callable[[Tensor], Tensor] | None = None
     logits: bool = False
+
+    def __post_init__(self) -> None:
+        if self.draws and not self.defense:
+            raise InputError(f"the score {self.name!r} has draws and no defense to make them.")
+        if sum((bool(self.defense), self.views is not None, self.logits)) > 1:
+            raise InputError(f"the score {self.name!r} may have one of defense, views and logits.")
 
     @property
     def of_answers(self) -> bool:
