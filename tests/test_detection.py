@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from scipy.stats import entropy
 
 from mixup_inference import InputError, MixupDetector, MixupInference, Pool, pgd
-from mixup_inference.defenses.squeezing import median_filter, reduce_bit_depth
+from mixup_inference.defenses.squeezing import median_filter, non_local_means, reduce_bit_depth
 from mixup_inference.detection import SCORES, Detector, ScoreEntry
 from mixup_inference.detection.scores import dissent, energy, feature_squeezing, label_histogram
 from mixup_inference.metrics.roc import auc, auc_interval, roc
+from mixup_inference.models.call import count_passes
 from synthetic import TARGET, LinearPlusG, clean_samples, perturb
 
 scores = st.lists(st.integers(-3, 3).map(lambda n: n / 4), min_size=1, max_size=30)
@@ -246,6 +247,19 @@ def test_feature_squeezing_by_hand(trained, parts):
         )
     expected = torch.maximum((p - bits).abs().sum(1), (p - median).abs().sum(1))
     torch.testing.assert_close(Detector("feature squeezing", trained).score(x).float(), expected)
+
+
+def test_colour_is_squeezed_in_three_ways():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(75, 4))
+    x = torch.rand(6, 3, 5, 5)
+    p = model(x).softmax(1)
+    ways = (reduce_bit_depth(x, 5), median_filter(x, 2), non_local_means(x, 13, 3, 2 / 255))
+    expected = torch.stack([(p - model(way).softmax(1)).abs().sum(1) for way in ways]).amax(0)
+    with count_passes(model) as passes:
+        found = Detector("feature squeezing", model).score(x)
+    torch.testing.assert_close(found.float(), expected.detach())
+    assert passes.forward == 6 * (1 + 3)
 
 
 def test_the_label_histogram_by_hand():

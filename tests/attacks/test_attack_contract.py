@@ -20,6 +20,8 @@ from mixup_inference.attacks import (
     run_attack,
     suite,
 )
+from mixup_inference.cli.evaluate_options import adaptive_section
+from mixup_inference.cli.options import OneModel
 from mixup_inference.errors import MixupInferenceWarning
 from mixup_inference.experiments import check_spec
 from mixup_inference.models.call import count_passes
@@ -207,6 +209,21 @@ def test_a_registered_attack_is_one_like_all_others():
         check_spec(spec_with({"attack": MINE, "size": "large"}))
     assert library_version(MINE) is None
     assert library_version("autoattack-rand") == library_version("autoattack:rand") is not None
+
+
+def test_every_transfer_attack_takes_surrogates():
+    for name in ("transfer", "momentum-transfer"):
+        document = spec_with({"attack": name, "surrogates": ["other"]})
+        document["models"]["other"] = {"objective": "erm"}
+        spec = check_spec(document)
+        assert spec.surrogates(spec.adaptive.attacks[0], "m") == ["other"]
+        assert spec.attack_applies(spec.adaptive.attacks[0], spec.rows[0])
+        one = OneModel(attack=(name,), surrogate=("a.safetensors", "b.safetensors"))
+        attack, main = adaptive_section(one)["attacks"]
+        assert attack == {"attack": name, "surrogates": ["surrogate-1", "surrogate-2"]}
+        assert main == {"attack": "eot-pgd"}
+    with pytest.raises(InputError, match="for transfer attacks"):
+        adaptive_section(OneModel(attack=("momentum",), surrogate=("a.safetensors",)))
 
 
 def test_code_of_a_user_runs_only_if_allowed(tmp_path, monkeypatch):
