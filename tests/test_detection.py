@@ -7,9 +7,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import entropy
 
 from mixup_inference import InputError, MixupDetector, MixupInference, Pool, pgd
+from mixup_inference.defenses.squeezing import median_filter, non_local_means, reduce_bit_depth
+from mixup_inference.detection import SCORES, Detector, ScoreEntry
+from mixup_inference.detection.scores import dissent, energy, feature_squeezing, label_histogram
 from mixup_inference.metrics.roc import auc, auc_interval, roc
+from mixup_inference.models.call import count_passes
 from synthetic import TARGET, LinearPlusG, clean_samples, perturb
 
 scores = st.lists(st.integers(-3, 3).map(lambda n: n / 4), min_size=1, max_size=30)
@@ -207,6 +212,160 @@ def test_is_a_module_with_gradients(trained, pool, parts):
     (gradient,) = torch.autograd.grad(detector(x).sum(), x)
     assert bool((gradient.flatten(1).norm(dim=1) > 0).all())
     assert not detector.score(x.detach()).requires_grad
+
+
+# Any score
+
+
+def test_energy_is_minus_the_log_of_the_sum_of_exponentials():
+    logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0], [-1.0, 500.0, 3.0]])
+    by_hand = [-math.log(math.e + math.e**2 + math.e**3), -math.log(3), -500.0]
+    torch.testing.assert_close(energy(logits), torch.tensor(by_hand, dtype=torch.float64))
+    cold = -0.5 * torch.logsumexp(logits.double() / 0.5, dim=1)
+    torch.testing.assert_close(energy(logits, temperature=0.5), cold)
+    shifted = energy(logits + torch.tensor([[2.0], [0.0], [-3.0]])) - energy(logits)
+    torch.testing.assert_close(shifted, torch.tensor([-2.0, 0.0, 3.0], dtype=torch.float64))
+
+
+def test_energy_of_log_probabilities_is_nothing(trained, pool, parts):
+    x = parts["test"].pixels[:7]
+    plain = Detector("energy", trained)
+    torch.testing.assert_close(plain.score(x), -torch.logsumexp(trained(x), 1).double().detach())
+    assert float(plain.score(x).std()) > 0.1
+    defended = Detector("energy", MixupInference(trained, pool, draws=3))
+    assert float(defended.score(x).abs().max()) < 1e-5
+
+
+def test_feature_squeezing_by_hand(trained, parts):
+    one = torch.tensor([[0.7, 0.2, 0.1]]).log()
+    views = torch.tensor([[[0.7, 0.2, 0.1], [0.1, 0.2, 0.7], [0.5, 0.4, 0.1]]]).log()
+    assert float(feature_squeezing(one, views)) == pytest.approx(1.2)
+    x = parts["test"].pixels[:9]
+    with torch.no_grad():
+        p, bits, median = (
+            trained(v).softmax(1) for v in (x, reduce_bit_depth(x, 1), median_filter(x, 2))
+        )
+    expected = torch.maximum((p - bits).abs().sum(1), (p - median).abs().sum(1))
+    torch.testing.assert_close(Detector("feature squeezing", trained).score(x).float(), expected)
+
+
+def test_colour_is_squeezed_in_three_ways():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(75, 4))
+    x = torch.rand(6, 3, 5, 5)
+    p = model(x).softmax(1)
+    ways = (reduce_bit_depth(x, 5), median_filter(x, 2), non_local_means(x, 13, 3, 2 / 255))
+    expected = torch.stack([(p - model(way).softmax(1)).abs().sum(1) for way in ways]).amax(0)
+    with count_passes(model) as passes:
+        found = Detector("feature squeezing", model).score(x)
+    torch.testing.assert_close(found.float(), expected.detach())
+    assert passes.forward == 6 * (1 + 3)
+
+
+def test_the_label_histogram_by_hand():
+    votes = torch.tensor([[0, 0, 1, 2], [1, 1, 1, 1]])
+    log_p = torch.nn.functional.one_hot(votes, 3).float().mul(5).log_softmax(2)
+    found = label_histogram(log_p[:, 0], log_p)
+    assert found.tolist() == pytest.approx([1.5 * math.log(2), 0.0])
+    counted = [np.bincount(row, minlength=3) / 4 for row in votes.numpy()]
+    assert found.tolist() == pytest.approx([entropy(p) for p in counted])
+
+
+def test_dissent_by_hand():
+    votes = torch.tensor([[0, 0, 1, 2], [1, 1, 1, 1]])
+    log_p = torch.nn.functional.one_hot(votes, 3).float().mul(5).log_softmax(2)
+    assert dissent(log_p[:, 0], log_p).tolist() == [0.5, 0.0]
+    assert dissent(log_p[:, 3], log_p).tolist() == [0.75, 0.0]
+
+
+def test_counted_scores_have_the_gradient_of_the_mean_prediction():
+    log_p = torch.randn(3, 5, 4).log_softmax(2).requires_grad_()
+    y_hat = torch.randn(3, 4)
+    p = log_p.exp().mean(1)
+    for score, smooth in (
+        (dissent, 1 - p.gather(1, y_hat.argmax(1, keepdim=True))),
+        (label_histogram, -(p * p.log())),
+    ):
+        found, expected = (
+            torch.autograd.grad(value.sum(), log_p, retain_graph=True)[0]
+            for value in (score(y_hat, log_p), smooth)
+        )
+        torch.testing.assert_close(found, expected)
+
+
+def test_the_label_histogram_asks_the_draws_of_mixup_inference(trained, pool, parts):
+    test = parts["test"]
+    x, index = test.pixels[:20], test.index[:20]
+    detector = Detector("label histogram", trained, pool, lam=0.6, draws=9, seed=4)
+    mi = MixupInference(trained, pool, labels="other", lam=0.6, draws=9, seed=4)
+    votes = mi.draw(x, 9, index=index, stream="s").argmax(2)
+    expected = [entropy(np.bincount(row, minlength=10) / 9) for row in votes.numpy()]
+    assert detector.score(x, index=index, stream="s").tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_every_score_makes_a_detector(trained, pool, parts, name):
+    calibration, test = parts["calibration"], parts["test"]
+    detector = Detector(name, trained, pool, lam=0.6, draws=6)
+    assert detector.model is trained
+    assert detector.is_random == (SCORES[name].defense is not None)
+    with pytest.raises(InputError, match="call calibrate"):
+        detector.detect(test.pixels)
+    threshold = detector.calibrate(calibration.pixels, index=calibration.index)
+    scores = detector.score(test.pixels, index=test.index)
+    flagged = detector.detect(test.pixels, index=test.index)
+    assert torch.equal(flagged, scores > threshold)
+    assert float(flagged.double().mean()) <= 0.05 + 4 * (2 * 0.05 * 0.95 / 200) ** 0.5
+    parted = [detector.score(test.pixels[r], index=test.index[r]) for r in (slice(3), slice(3, 9))]
+    torch.testing.assert_close(torch.cat(parted), scores[:9])
+    again = Detector(name, trained, pool, lam=0.6, draws=6, threshold=threshold)
+    assert torch.equal(again.detect(test.pixels, index=test.index), flagged)
+    x = test.pixels[:6].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(detector(x, index=test.index[:6]).sum(), x)
+    assert bool((gradient.flatten(1).norm(dim=1) > 0).any())
+    log_p, found = detector.examine(test.pixels[:6], index=test.index[:6])
+    torch.testing.assert_close(log_p, trained(test.pixels[:6]).log_softmax(1).detach())
+    torch.testing.assert_close(found, scores[:6])
+
+
+def test_mi_pl_by_name_is_the_mixup_detector(trained, pool, parts):
+    test = parts["test"]
+    for name, labels in (("MI-PL", "predicted"), ("MI-OL", "other")):
+        one = Detector(name, trained, pool, lam=0.4, draws=5, seed=2, threshold=0.1)
+        other = MixupDetector(trained, pool, labels=labels, lam=0.4, draws=5, seed=2, threshold=0.1)
+        for call in ("score", "detect"):
+            values = (getattr(d, call)(test.pixels, index=test.index) for d in (one, other))
+            assert torch.equal(*values)
+
+
+def test_a_score_of_ones_own(trained, parts):
+    own = ScoreEntry("brightness", lambda log_p, views: views[:, 0, 0], views=lambda x: x[:, None])
+    x = parts["test"].pixels[:5]
+    expected = trained(x).log_softmax(1)[:, 0]
+    torch.testing.assert_close(Detector(own, trained).score(x), expected.detach())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"draws": True}, {"defense": "mi-ol", "logits": True}, {"views": len, "logits": True}],
+)
+def test_what_an_entry_refuses(fields):
+    with pytest.raises(InputError, match="the score 'odd'"):
+        ScoreEntry("odd", len, **fields)
+
+
+def test_what_a_detector_refuses(trained, parts):
+    with pytest.raises(TypeError, match="did you mean 'draws'"):
+        Detector("energy", trained, drows=3)
+    with pytest.raises(InputError, match="did you mean 'energy'"):
+        Detector("energi", trained)
+    with pytest.raises(InputError, match="pool"):
+        Detector("MI-PL", trained)
+    with pytest.raises(InputError, match="threshold must be"):
+        Detector("energy", trained, threshold="high")
+    soft = torch.nn.Sequential(trained, torch.nn.Softmax(dim=1))
+    with pytest.raises(InputError, match="probabilities"):
+        Detector("energy", soft).score(parts["test"].pixels[:4])
 
 
 def test_errors(trained, pool, parts):

@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn import functional
 
 from mixup_inference import InputError, Pool, pgd
-from mixup_inference.attacks import eot_pgd, freeze, judge, random_targets
+from mixup_inference.attacks import eot_pgd, freeze, judge, random_targets, run_attack
 from mixup_inference.attacks.detector_aware import Method, detector_aware, without_conflict
 from mixup_inference.attacks.threat_model import ThreatModel, length
 from mixup_inference.defenses import CombinedInference, Defense, MixupInference
-from mixup_inference.detection import MixupDetector
+from mixup_inference.detection import SCORES, Detector, MixupDetector, ScoreEntry
 from mixup_inference.models.call import logits_of
 
 torch.manual_seed(0)
@@ -322,6 +322,88 @@ def test_the_gap_of_a_frozen_defence_is_the_one_that_decides_its_answer():
         kept = (combined(X) - log_p[:, 0]).abs().amax(1) < 1e-6
         assert torch.equal(kept, gap <= combined.threshold)
         assert int(kept.sum()) == count
+
+
+# Any score
+
+
+@pytest.fixture(scope="module")
+def detectors(trained, pool, parts):
+    """One for each score, at a false-positive rate of 20%."""
+    out = {name: Detector(name, trained, pool, draws=10) for name in SCORES}
+    for one in out.values():
+        one.calibrate(parts["calibration"].pixels, false_positive_rate=0.2)
+    return out
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_every_score_is_evaded(detectors, points, name):
+    detector, (x, y) = detectors[name], points
+    plain = pgd(detector.model, x, y, eps=0.3, step=0.075, steps=15)
+    before = float(judge(detector, plain, y).double().mean())
+    result = run_attack(
+        "detector-aware", detector, x, y, settings={"steps": 25, "draws": 5}, eps=0.3
+    )
+    assert float(result.success.mean()) > max(0.9, before)
+    assert result.fooled.shape == (40, 5 if detector.is_random else 1)
+    wrong = says(detector.model, result.examples) != y
+    flagged = detector.detect(result.examples, index=torch.arange(40), stream="judge 0")
+    assert torch.equal(result.fooled[:, 0], wrong & ~flagged)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_step_on_a_score_without_randomness(monkeypatch, method):
+    looks = []
+    look = module._Gate.query
+
+    def spy(self, batch, image, *rest):
+        looks.append(image.detach())
+        return look(self, batch, image, *rest)
+
+    monkeypatch.setattr(module._Gate, "query", spy)
+    detector = Detector("energy", MODEL, threshold=0.0)
+    result = detector_aware(
+        detector, X, Y, method=method, weight=3.0, eps=0.5, step=0.05, steps=1, margin=0.1
+    )
+    start = looks[0].requires_grad_()
+    logits = MODEL(start)
+    loss = functional.cross_entropy(logits, Y, reduction="none")
+    (up,) = torch.autograd.grad(loss.sum(), start, retain_graph=True)
+    (down,) = torch.autograd.grad(logits.logsumexp(1).sum(), start)  # minus the energy
+    p = logits.softmax(1)
+    lead = p.scatter(1, Y[:, None], 0).amax(1) - p.gather(1, Y[:, None])[:, 0]
+    wrong = (lead > 0.1)[:, None, None, None]
+    one, other = torch.where(wrong, down, up), torch.where(wrong, up, down)
+    if method == "lagrangian":
+        one = up + 3 * down
+    if method == "orthogonal":
+        one = without_conflict(one, other)
+    ball = ThreatModel("linf", 0.5)
+    after = ball.project(X, ball.step(start.detach(), one, 0.05))
+    torch.testing.assert_close(looks[1], after)
+    assert (result.forward, result.backward) == (9 * 3, 9 * (2 if method == "orthogonal" else 1))
+
+
+def test_a_large_score_does_not_hide_that_f_is_wrong(monkeypatch):
+    """Wrong iterates come first whatever the scale of the score, and the lowest of them is kept."""
+    scaled = ScoreEntry("large", lambda log_p: 100 + 50 * log_p.exp().amax(1))
+    detector = Detector(scaled, MODEL, threshold=140.0)
+    result = detector_aware(detector, X, Y, eps=0.1, steps=8)
+    plain = pgd(MODEL, X, Y, eps=0.1, step=0.025, steps=8, snapshots=range(9))
+    once = torch.stack([says(MODEL, image) != Y for image in plain.values()]).any(0)
+    assert torch.equal(says(MODEL, result.examples) != Y, once)
+    assert 0 < int(once.sum()) < 9
+
+
+def test_an_attack_that_ignores_the_detector_is_judged_by_it(detectors, points):
+    """Other attacks take a detector too: its defence, or its model, is what they climb."""
+    x, y = points
+    for name in ("energy", "dissent"):
+        detector = detectors[name]
+        result = eot_pgd(detector, x, y, eps=0.15, steps=5, draws=3)
+        alone = eot_pgd(detector.inference, x, y, eps=0.15, steps=5, draws=3)
+        torch.testing.assert_close(result.examples, alone.examples)
+        assert torch.equal(result.fooled, judge(detector, result.examples, y))
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,22 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from pyautoattack import AutoAttack
 from torch import nn
 
 from mixup_inference import InputError, Pool, make_defense
-from mixup_inference.attacks import eot_pgd, external, judge
+from mixup_inference.attacks import (
+    attack_title,
+    check_settings,
+    eot_pgd,
+    external,
+    get_attack,
+    judge,
+    run_attack,
+)
 from mixup_inference.attacks.external import check_peer, peer_attack, peer_names
+from mixup_inference.attacks.query import lent
+from mixup_inference.draws import derive_seed
 from mixup_inference.errors import MixupInferenceWarning
 from mixup_inference.models.call import count_passes
 
@@ -153,6 +164,36 @@ def test_autoattack_by_its_own_names(name, norm):
     assert float((result.linf if norm == "linf" else result.l2).max()) <= eps + 1e-5
     assert result.fooled.shape == (6, 5)
     assert (result.backward == 0) == (name == "square")
+
+
+def test_autoattack_rand_by_our_name_is_autoattacks():
+    """And what pyautoattack itself makes of the defence, one draw at a time."""
+    mi = make_defense("mi-ol", MODEL, POOL, draws=4)
+    settings, options = {"n_iter": 5, "eot_iter": 3}, {"eps": 0.2, "seed": 3, "batch_size": 6}
+    ours = run_attack("autoattack-rand", mi, X, Y, settings=settings, **options)
+    theirs = peer_attack(mi, X, Y, attack="autoattack:rand", settings=settings, draws=1, **options)
+    assert torch.equal(ours.examples, theirs.examples)
+    assert torch.equal(ours.fooled, judge(mi, ours.examples, Y))
+    assert (ours.forward, ours.backward) == (theirs.forward, theirs.backward)
+    assert attack_title("autoattack-rand", {}) == "AutoAttack rand"
+    assert get_attack("autoattack-rand").group == "peer"
+    key = derive_seed(3, "peer", "autoattack:rand", 0) % 2**32
+    seen = external._Boxed(mi, X, draws=1, seed=3)
+    with lent(mi, key, X):
+        alone = AutoAttack(seen, norm="Linf", eps=0.2, seed=key, device="cpu", version="rand")
+        alone.apgd.n_iter, alone.apgd.eot_iter = 5, 3
+        by_itself = alone.run_standard_evaluation(X, Y, batch_size=6)[0]
+    torch.testing.assert_close(ours.examples, by_itself.detach())
+
+
+def test_autoattack_rand_without_its_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyautoattack", None)
+    for use in (
+        lambda: check_settings("autoattack-rand", {}),
+        lambda: run_attack("autoattack-rand", MODEL, X, Y, settings={}),
+    ):
+        with pytest.raises(InputError, match=r"pip install mixup-inference\[peers\]"):
+            use()
 
 
 @pytest.mark.parametrize(

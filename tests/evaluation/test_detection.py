@@ -9,13 +9,14 @@ from sklearn.metrics import roc_auc_score
 
 from mixup_inference import CombinedInference, MixupDetector, pgd
 from mixup_inference.defenses import gap
-from mixup_inference.detection import SCORES, ScoreEntry
+from mixup_inference.detection import SCORES, Detector, ScoreEntry
 from mixup_inference.evaluation.detection import (
     answer,
     measure_combined,
     measure_detection,
     scores,
 )
+from mixup_inference.models.call import count_passes
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,8 @@ def test_the_scores_are_the_detectors(trained, pool, measured):
 
 def test_auc_against_scikit_learn(measured):
     _, answers, found = measured
-    assert len(found["scores"]) == 2 * 2 + 2
+    assert len(found["scores"]) == 4 * 2 + 4
+    assert {entry["score"] for entry in found["scores"]} == set(SCORES)
     clean, attacked = scores(answers, "clean"), scores(answers, "untargeted")
     truth = [0] * 200 + [1] * 200
     for entry in found["scores"]:
@@ -78,6 +80,28 @@ def test_entropy_and_confidence_by_hand(trained, measured):
     torch.testing.assert_close(found["entropy", None], by_hand, atol=1e-5, rtol=0)
 
 
+def test_the_other_scores_are_their_detectors(trained, pool, measured):
+    """Those that take more than the answers: logits, draws, squeezed images."""
+    sets, answers, _ = measured
+    points = sets["untargeted"]
+    found = scores(answers, "untargeted")
+    others = [name for name, entry in SCORES.items() if not entry.of_answers]
+    assert set(others) == {"energy", "feature squeezing", "label histogram", "dissent"}
+    for name in others:
+        lam = None if SCORES[name].defense is None else 0.3
+        detector = Detector(name, trained, pool, lam=0.3, draws=4, seed=1)
+        by_detector = detector.score(points.x, index=points.index, stream="detection untargeted")
+        torch.testing.assert_close(found[name, lam], by_detector.detach())
+
+
+def test_passes_are_shared(trained, pool, measured):
+    """One pass and N mixes for each ratio of two defences; one for energy, three for squeezing."""
+    some = {"clean": measured[0]["clean"].take(torch.arange(10))}
+    with count_passes(trained) as passes:
+        answer(trained, pool, some, lams=(0.3, 0.5), draws=4, seed=1, batch_size=7)
+    assert passes.forward == 10 * (2 * 2 * (1 + 4) + 1 + 3)
+
+
 def test_a_new_score_is_one_entry(measured):
     _, answers, found = measured
 
@@ -100,10 +124,15 @@ def test_a_new_score_is_one_entry(measured):
 def test_every_score_is_larger_where_it_is_more_suspicious(name):
     entry = SCORES[name]
     sure, torn = torch.tensor([[0.98, 0.01, 0.01], [0.4, 0.35, 0.25]]).log()[:, None]
-    if entry.defense is None:
-        low, high = entry.function(sure), entry.function(torn)
-    else:
+    if entry.draws or entry.views:
+        same, other = torch.stack([sure, sure], dim=1), torch.stack([sure, torn.roll(1, 1)], dim=1)
+        low, high = entry.function(sure, same), entry.function(sure, other)
+    elif entry.defense:
         low, high = entry.function(sure, sure), entry.function(sure, torn)
+    elif entry.logits:
+        low, high = entry.function(9 + sure), entry.function(torn)
+    else:
+        low, high = entry.function(sure), entry.function(torn)
     assert low.shape == high.shape == (1,)
     assert float(high) > float(low)
     assert entry.title

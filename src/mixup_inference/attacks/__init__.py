@@ -1,13 +1,19 @@
 """Attacks on a classifier or on a defence, which is a classifier too."""
 
 from mixup_inference.attacks.apgd import apgd_eot as apgd_eot
+from mixup_inference.attacks.autoattack import autoattack_rand as autoattack_rand
 from mixup_inference.attacks.base import AttackResult as AttackResult
+from mixup_inference.attacks.carlini_wagner import carlini_wagner as carlini_wagner
 from mixup_inference.attacks.detector_aware import detector_aware as detector_aware
 from mixup_inference.attacks.external import check_peer as check_peer
 from mixup_inference.attacks.external import is_library as is_library
 from mixup_inference.attacks.external import library_version as library_version
 from mixup_inference.attacks.external import peer_attack as peer_attack
 from mixup_inference.attacks.external import peer_names as peer_names
+from mixup_inference.attacks.gradient_sign import bim as bim
+from mixup_inference.attacks.gradient_sign import fgsm as fgsm
+from mixup_inference.attacks.gradient_sign import momentum as momentum
+from mixup_inference.attacks.gradient_sign import momentum_transfer as momentum_transfer
 from mixup_inference.attacks.losses import LOSSES as LOSSES
 from mixup_inference.attacks.options import AttackOptions as AttackOptions
 from mixup_inference.attacks.paper import official_adaptive as official_adaptive

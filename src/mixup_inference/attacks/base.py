@@ -31,7 +31,7 @@ from mixup_inference.attacks.threat_model import (
     step_sizes,
 )
 from mixup_inference.defenses import Defense, within_memory
-from mixup_inference.detection import MixupDetector
+from mixup_inference.detection import Detector
 from mixup_inference.draws import make_key
 from mixup_inference.errors import InputError, MixupInferenceWarning
 from mixup_inference.models.call import Passes, batch_for, count_passes
@@ -261,7 +261,7 @@ def perturb(
     x, ranks = points.x, options.ranks
     call = SimpleNamespace(defense=defense, x=x, options=options, **settings)
     queries, prepared = method.queries(call), method.prepare(call)
-    module = defense.inference if isinstance(defense, MixupDetector) else defense
+    module = defense.inference if isinstance(defense, Detector) else defense
     if method.fold:
         module = accelerate(module, x, images=queries * len(x), precision=options.precision)
     model = QueryModel(module, x, seed=options.seed)

@@ -16,9 +16,9 @@ from mixup_inference.attacks.pgd import ascend
 from mixup_inference.attacks.query import QueryModel
 from mixup_inference.attacks.success import judge
 from mixup_inference.attacks.threat_model import Schedule, gradient_ascent, gradient_of, per_sample
-from mixup_inference.defenses import CombinedInference, MixupInference
+from mixup_inference.defenses import CombinedInference
 from mixup_inference.defenses.gap import gap
-from mixup_inference.detection import MixupDetector
+from mixup_inference.detection import Detector
 from mixup_inference.errors import InputError
 from mixup_inference.validation import check_labels
 
@@ -28,22 +28,22 @@ Method = Literal["selective", "orthogonal", "lagrangian"]
 CHOOSING = 5
 
 
-def _checked(call: Any) -> MixupDetector | CombinedInference:
-    """Return the detector under attack: an input passes if its gap is not above the threshold."""
+def _checked(call: Any) -> Detector | CombinedInference:
+    """Return the detector under attack: an input passes if its score is not above the threshold."""
     detector = call.defense
-    if not isinstance(detector, MixupDetector | CombinedInference):
+    if not isinstance(detector, Detector | CombinedInference):
         raise InputError(
-            "detector_aware attacks a MixupDetector or a CombinedInference; saw "
+            "detector_aware attacks a Detector or a CombinedInference; saw "
             f"{type(detector).__name__}. For other defences use eot_pgd."
         )
-    if detector.threshold is None:
-        raise InputError("the detector has no threshold; call calibrate(x_clean) first.")
+    if isinstance(detector, Detector):
+        detector.calibrated()  # or it has no threshold
     return detector
 
 
 @attack(
     "detector-aware",
-    queries=lambda call: call.steps * (1 if isinstance(call.defense, MixupDetector) else 2),
+    queries=lambda call: call.steps * (1 if isinstance(call.defense, Detector) else 2),
     prepare=_checked,
 )
 def detector_aware(
@@ -57,16 +57,17 @@ def detector_aware(
     margin: Annotated[float, Range(-1, 1)] = 0.0,
     schedule: Schedule = "constant",
 ) -> BatchResult:
-    """Examples that F misclassifies and whose gap stays under the threshold.
+    """Examples that F misclassifies and whose score stays under the threshold.
 
-    Each step has two gradients: that of F's cross-entropy at x, and that of the gap over K fresh
-    draws, which starts from F's prediction at the iterate. The result is the iterate with the
-    lowest gap among those that F misclassifies; if there is none, the one that came nearest. The
-    lowest of many estimates is biased, so the loss is estimated on other draws.
+    It attacks a ``Detector`` with any score, or MI-Combined, whose score is MI-PL's gap. Each step
+    has two gradients: that of F's cross-entropy at x, and that of the score, over K fresh draws if
+    it is random, which starts from F's prediction at the iterate. The result is the iterate with
+    the lowest score among those that F misclassifies; if there is none, the one that came nearest.
+    The lowest of many estimates is biased, so the loss is estimated on other draws.
 
     For a detector, ``fooled`` means "F is wrong and the input is not flagged", so ``success`` is
     that rate at the calibrated threshold. The loss is the smaller of two distances: of a wrong
-    class's lead to 0, and of the gap to the threshold.
+    class's lead to 0, and of the score to the threshold.
 
     MI-Combined can be fooled in a second way: detected, with MI-OL wrong. That one is ``eot_pgd``
     on MI-OL; of both, each point keeps the one that fools more of five answers on draws of their
@@ -77,13 +78,13 @@ def detector_aware(
         batch: the points under attack.
         steps: how many, for each of the two ways.
         step: size of a step; a quarter of eps by default.
-        draws: K, over which the gap is averaged at every step.
+        draws: K, over which the score is averaged at every step.
         method: which way to step. "selective": along the cross-entropy until F is wrong, then
-            down the gap (Bryniarski et al., 2021). "orthogonal": the same, without the component
+            down the score (Bryniarski et al., 2021). "orthogonal": the same, without the component
             against the other goal. (They drop the component along it as well; here that would keep
             F right, as a lower confidence is both a smaller gap and a larger cross-entropy.)
-            "lagrangian": along cross-entropy - weight * gap.
-        weight: of the gap in "lagrangian".
+            "lagrangian": along cross-entropy - weight * score.
+        weight: of the score in "lagrangian".
         margin: by how much a wrong class must lead, in probability, for F to count as wrong.
         schedule: of the step size.
         **options: see ``AttackOptions``.
@@ -100,17 +101,19 @@ def _evade(
 ) -> BatchResult:
     """Find examples that are misclassified and not detected."""
     best, highest = batch.x, torch.full_like(batch.x[:, 0, 0, 0], -torch.inf)
+    best_is_wrong = torch.zeros_like(highest, dtype=torch.bool)
     losses: list[Tensor] = []
 
     def keep(image: Tensor, log_p: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
         """Keep the best images; return where F is wrong, and a loss: positive if not detected."""
-        nonlocal best, highest
+        nonlocal best, highest, best_is_wrong
         lead = lead_of(log_p, batch.y, batch.target)
-        rank = torch.where(lead > margin, 2 - score, lead)  # wrong ones first
-        higher = rank > highest
+        wrong = lead > margin
+        rank = torch.where(wrong, -score, lead)
+        higher = torch.where(wrong == best_is_wrong, rank > highest, wrong)  # wrong ones first
         best = torch.where(per_sample(higher), image, best)
-        highest = torch.where(higher, rank, highest)
-        return lead > margin, torch.minimum(lead, batch.prepared.threshold - score)
+        highest, best_is_wrong = torch.where(higher, rank, highest), best_is_wrong | wrong
+        return wrong, torch.minimum(lead, batch.prepared.threshold - score)
 
     def gradient(image: Tensor, number: int) -> Tensor:
         leaf = image.detach().requires_grad_()
@@ -131,19 +134,30 @@ def _evade(
 
 
 def _query(batch: Batch, image: Tensor, draws: int, *stream: str | int) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities of F, shape (points, 1, classes), and the gap over the draws."""
-    attacked = batch.model.module
-    inference = attacked.detector if isinstance(attacked, CombinedInference) else attacked
-    assert isinstance(inference, MixupInference)
-    if isinstance(attacked, CombinedInference) and not attacked.fresh:
-        numbers, _ = attacked.part_numbers(image)  # those that decide its answer
+    """Return log-probabilities of F, shape (points, 1, classes), and the score over the draws."""
+    attacked, name = batch.model.module, repr(("attack", batch.seed, *stream))
+    if isinstance(attacked, CombinedInference):
+        before, score = _gap_of(attacked, image, batch.index, name, draws)
     else:
-        name = repr(("attack", batch.seed, *stream))
-        numbers = inference.numbers(image, batch.index, name, draws=draws)
-    before = inference.base_log_probs(image)
+        before, score = batch.prepared.examine(
+            image, index=batch.index, stream=name, draws=draws, through=attacked
+        )
     check_labels(batch.y, count=len(image), classes=before.shape[1])
-    after = inference.average(image, before.detach().argmax(1), numbers)
-    return before[:, None], gap(before, after, batch.prepared.convention)
+    return before[:, None], score.to(image.dtype)
+
+
+def _gap_of(
+    combined: CombinedInference, image: Tensor, index: Tensor, stream: str, draws: int
+) -> tuple[Tensor, Tensor]:
+    """Log F(x) and MI-PL's gap; that which decides its answer, if it is frozen."""
+    mi = combined.detector
+    if combined.fresh:
+        numbers = mi.numbers(image, index, stream, draws=draws)
+    else:
+        numbers, _ = combined.part_numbers(image)
+    before = mi.base_log_probs(image)
+    after = mi.average(image, before.detach().argmax(1), numbers)
+    return before, gap(before, after, combined.convention)
 
 
 def _direction(

@@ -181,13 +181,13 @@ _AUTOATTACK = ["eot_iter", "n_iter", "n_queries", "n_restarts", "n_target_classe
 _LOGS = {"summary_writer", "tensorboard"}
 
 
-def _prepared(call: Any) -> tuple[Any, Averaged]:
+def prepare_peer(call: Any) -> tuple[Any, Averaged]:
     """Return the library's class, and the defence as the library sees it."""
     maker = check_peer(call.attack, call.settings, norm=call.options.norm)
     return maker, _Boxed(call.defense, call.x, draws=call.draws, seed=call.options.seed)
 
 
-@batch_attack("{attack}", queries=lambda _: 1, prepare=_prepared, fold=False)
+@batch_attack("{attack}", queries=lambda _: 1, prepare=prepare_peer, fold=False)
 def peer_attack(
     batch: Batch,
     *,

@@ -71,6 +71,7 @@ def pgd(
     steps: int = 10,
     labels: AttackLabels = "true",
     random_start: bool = True,
+    momentum: float = 0.0,
     snapshots: Iterable[int] | None = None,
     **options: Any,
 ) -> Any:
@@ -88,6 +89,7 @@ def pgd(
         labels: "predicted" goes away from the model's own prediction on x, as the published code
             of the paper does; points that are already misclassified may then become right.
         random_start: begin at a uniformly random point of the ball.
+        momentum: share of the previous direction that is kept.
         snapshots: step counts; returns ``{count: examples}`` from one trajectory.
         **options: see ``AttackOptions``, without ``repeats``. A plain network on a CPU gets
             batches of at most what its caches hold, which changes nothing but the time. The draws
@@ -101,6 +103,7 @@ def pgd(
         snapshots = (snapshots,)
     at = [steps] if snapshots is None else sorted(set(snapshots))
     check_int(steps, what="steps", least=0)
+    check_number(momentum, what="momentum", least=0)
     if not at or at[0] < 0 or at[-1] > steps:
         raise InputError(f"snapshots must lie between 0 and steps = {steps}; saw {at}.")
     sizes = at[-1] * [check_number(step, what="step", least=0)]
@@ -111,7 +114,8 @@ def pgd(
             check_labels(batch.y, count=len(batch.y), classes=logits.shape[1])
             batch = replace(batch, y=logits.argmax(1))
         start = batch.start() if random_start else batch.x
-        return [image for count, image in enumerate(iterates(batch, start, sizes)) if count in at]
+        path = iterates(batch, start, sizes, momentum=momentum)
+        return [image for count, image in enumerate(path) if count in at]
 
     parsed = parse_options(options, settings_of(pgd))
     points = check_points(x, y, parsed.index)

@@ -10,10 +10,13 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from mixup_inference.attacks.apgd import apgd_eot
+from mixup_inference.attacks.autoattack import RAND, autoattack_rand
 from mixup_inference.attacks.base import AttackResult
+from mixup_inference.attacks.carlini_wagner import carlini_wagner
 from mixup_inference.attacks.custom import is_custom, run_custom
 from mixup_inference.attacks.detector_aware import detector_aware
 from mixup_inference.attacks.external import LIBRARIES, check_peer, is_library, peer_attack
+from mixup_inference.attacks.gradient_sign import bim, fgsm, momentum, momentum_transfer
 from mixup_inference.attacks.options import check_types, settings_of
 from mixup_inference.attacks.paper import official_adaptive, paper_adaptive
 from mixup_inference.attacks.pgd import eot_pgd, frozen
@@ -60,6 +63,7 @@ class AttackEntry:
     norms: in which it is defined.
     requires: what it needs in order to apply, in words: "needs a randomised defence".
     surrogates: it is crafted on other models.
+    library: the attack of another library that it runs, ``library:Name``.
     worst_case: it counts for the worst case over all attacks.
     suite: the suite that it belongs to, if any.
     suite_settings: the settings that it has there, where they are not the defaults.
@@ -74,14 +78,15 @@ class AttackEntry:
     norms: tuple[Norm, ...] = ("linf", "l2")
     requires: str = ""
     surrogates: bool = False
+    library: str = ""
     worst_case: bool = True
     suite: str = ""
     suite_settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_external(self) -> bool:
-        """Whether it is another library's."""
-        return self.threat_model == "peer"
+        """Whether it is another library's, by its name there."""
+        return is_library(self.name)
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -105,6 +110,8 @@ class AttackEntry:
         if self.is_external:
             check_peer(self.name, {key: settings[key] for key in settings if key != "draws"})
             return
+        if self.library:
+            check_peer(self.library)
         known = self.defaults
         parameters = inspect.signature(self.function).parameters.values()
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -119,11 +126,12 @@ class AttackEntry:
 ATTACKS: Registry[AttackEntry] = Registry("attack", AttackEntry)
 _STEPS, _RESTARTS = ("steps", "draws"), ("steps", "draws", "restarts")
 _MIXUP = "is made for the defences mi-ol and mi-pl"
+_OTHERS = "needs other models to craft examples on"
 # fmt: off
 for _entry in (
     AttackEntry("oblivious", transfer, "oblivious", "oblivious PGD-{steps}", _STEPS),
     AttackEntry("transfer", transfer, "transfer", "transfer PGD-{steps}", _STEPS, surrogates=True,
-                requires="needs other models to craft examples on"),
+                requires=_OTHERS),
     AttackEntry("official-adaptive", official_adaptive, "official",
                 "published adaptive PGD-{steps}", ("steps", "samples"), target="mixup",
                 norms=("linf",), requires=f"{_MIXUP} and the norm linf"),
@@ -139,6 +147,20 @@ for _entry in (
                 worst_case=False, requires="needs a randomised defence"),
 ):
     ATTACKS.add(replace(_entry, suite="standard"))
+for _entry in (
+    AttackEntry("fgsm", fgsm, "eot", "FGSM", ("draws",)),
+    AttackEntry("bim", bim, "eot", "BIM-{steps}", _STEPS),
+    AttackEntry("momentum", momentum, "eot", "MI-FGSM-{steps}", _STEPS),
+    AttackEntry("momentum-oblivious", momentum_transfer, "oblivious",
+                "oblivious MI-FGSM-{steps}", _STEPS),
+    AttackEntry("momentum-transfer", momentum_transfer, "transfer", "transfer MI-FGSM-{steps}",
+                _STEPS, surrogates=True, requires=_OTHERS),
+    AttackEntry("carlini-wagner", carlini_wagner, "eot", "C&W-{steps}",
+                ("steps", "searches", "draws"), norms=("l2",), requires="needs the norm l2"),
+    AttackEntry("autoattack-rand", autoattack_rand, "peer", "AutoAttack rand",
+                ("n_iter", "eot_iter"), library=RAND),
+):
+    ATTACKS.add(_entry)
 # fmt: on
 
 
@@ -146,7 +168,8 @@ def get_attack(name: str) -> AttackEntry:
     """Return an attack by its name, or by ``library:Name`` of another library's."""
     if is_library(name):
         check_peer(name)
-        return AttackEntry(name, peer_attack, "peer", name.replace(":", " "), ("draws",))
+        title = name.replace(":", " ")
+        return AttackEntry(name, peer_attack, "peer", title, ("draws",), library=name)
     if name not in ATTACKS and not is_code(name):
         known = [*ATTACKS, *(f"{library}:NAME" for library in LIBRARIES)]
         raise unknown_name("attack", name, known)

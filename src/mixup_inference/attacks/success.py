@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from mixup_inference.attacks.query import QueryModel, seeded
 from mixup_inference.defenses import Defense
-from mixup_inference.detection import MixupDetector
+from mixup_inference.detection import Detector
 from mixup_inference.draws import derive_seed
-from mixup_inference.errors import InputError
 from mixup_inference.models.call import logits_of
 from mixup_inference.utils.distributed import ALONE, Ranks
 from mixup_inference.utils.progress import SILENT, Progress
@@ -49,7 +48,7 @@ def judge(
 ) -> Tensor:
     """Whether each point fools the defence, in each of several fresh answers: (points, repeats).
 
-    A ``MixupDetector`` is fooled by a point that its model misclassifies and that it does not
+    A ``Detector`` is fooled by a point that its model misclassifies and that it does not
     flag. A defence without randomness, and a frozen one, is asked once.
 
     Streams of different names share no draws, and none shares any with an attack's. So examples
@@ -60,9 +59,11 @@ def judge(
     x, y, index = points.x, points.y, points.index
     repeats = check_int(repeats, what="repeats", least=1)
     check_int(batch_size, what="batch_size", least=1)
-    if isinstance(defense, MixupDetector) and defense.threshold is None:
-        raise InputError("the detector has no threshold; call calibrate(x_clean) first.")
-    kind = "ours" if isinstance(defense, MixupDetector) else QueryModel(defense, x).kind
+    if isinstance(defense, Detector):
+        defense.calibrated()
+        kind = "ours" if defense.is_random else "fixed"
+    else:
+        kind = QueryModel(defense, x).kind
     if kind in ("frozen", "fixed"):
         repeats = 1
     elif kind == "call":
@@ -82,7 +83,7 @@ def judge(
 
 def _fools(defense: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: str) -> Tensor:
     """Whether each point fools one answer."""
-    if isinstance(defense, MixupDetector):
+    if isinstance(defense, Detector):
         flagged = defense.detect(x, index=index, stream=stream)
         return (logits_of(defense.model, x).argmax(1) != y) & ~flagged
     if isinstance(defense, Defense):

@@ -17,7 +17,7 @@ from mixup_inference.errors import InputError
 from mixup_inference.models.call import Passes, count_passes
 
 
-def _accelerated(call: Any) -> list[nn.Module]:
+def prepare_surrogates(call: Any) -> list[nn.Module]:
     """Return the models that the examples are crafted on: by default the undefended one."""
     models = list(call.surrogates) or [base_of(call.defense)]
     for model in models:
@@ -28,7 +28,10 @@ def _accelerated(call: Any) -> list[nn.Module]:
 
 
 @attack(
-    "transfer", queries=lambda call: max(1, len(call.surrogates)), prepare=_accelerated, fold=False
+    "transfer",
+    queries=lambda call: max(1, len(call.surrogates)),
+    prepare=prepare_surrogates,
+    fold=False,
 )
 def transfer(
     batch: Batch,
@@ -37,6 +40,7 @@ def transfer(
     steps: Natural = 50,
     step: NotNegative | None = None,
     random_start: bool = True,
+    momentum: NotNegative = 0.0,
     draws: Count = 10,
 ) -> BatchResult:
     """PGD on surrogate models, whose examples are sent to the defence.
@@ -51,6 +55,7 @@ def transfer(
         steps: how many.
         step: size of a step; a quarter of eps by default.
         random_start: begin at a random point of the ball.
+        momentum: share of the previous direction that is kept.
         draws: of the defence, by which the loss is estimated.
         **options: see ``AttackOptions``.
     """
@@ -70,6 +75,7 @@ def transfer(
                 norm=threat_model.norm,
                 step=threat_model.eps / 4 if step is None else step,
                 steps=steps,
+                momentum=momentum,
                 targets=batch.target,
                 random_start=random_start,
                 seed=batch.seed,

@@ -81,7 +81,7 @@ def _attacks(one: OneModel) -> list[dict[str, Any]]:
     known = {key for document in asked for key in _known(document, settings)}
     if set(settings) - known:
         raise InputError(f"no attack has the setting {', '.join(sorted(set(settings) - known))}.")
-    if one.surrogate and not any(document["attack"] == "transfer" for document in asked):
+    if one.surrogate and not any(get_attack(document["attack"]).surrogates for document in asked):
         raise InputError("--surrogate is for transfer attacks; add --attack transfer.")
     steps = {"steps": one.steps, "step": None if one.step is None else number(one.step, "--step")}
     steps = {key: value for key, value in steps.items() if value is not None}
@@ -91,7 +91,7 @@ def _attacks(one: OneModel) -> list[dict[str, Any]]:
     for document in asked:
         ours = not get_attack(document["attack"]).is_external
         full = document | (_known(document, steps) if ours else {}) | _known(document, settings)
-        if document["attack"] == "transfer":
+        if get_attack(document["attack"]).surrogates:
             full["surrogates"] = [f"surrogate-{i + 1}" for i in range(len(one.surrogate))]
         if full not in out:
             out.append(full)

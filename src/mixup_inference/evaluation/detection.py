@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mixup_inference.datasets import LabelledImages
-from mixup_inference.defenses import MixupInference, gap, make_defense
-from mixup_inference.detection import SCORES
+from mixup_inference.defenses import MixupInference, gap, make_defense, mean_prediction
+from mixup_inference.detection import SCORES, Detector
 from mixup_inference.metrics.accuracy import Accuracy, cell_entry
 from mixup_inference.metrics.roc import auc, auc_interval, conformal_threshold, roc
 from mixup_inference.models.call import device_of
@@ -31,10 +31,14 @@ CURVE = 200
 
 @dataclass(frozen=True)
 class Answers:
-    """Log-probabilities before and after mixup inference, by (defence, lam) and set of points."""
+    """Log-probabilities before and after mixup inference, by (defence, lam) and set of points.
+
+    ``scored``: the scores that take more than these, by (score, lam) and set of points.
+    """
 
     before: dict[str, Tensor]
     after: dict[tuple[str, float], dict[str, Tensor]]
+    scored: dict[tuple[str, float | None], dict[str, Tensor]] = field(default_factory=dict)
 
 
 def answer(
@@ -51,25 +55,38 @@ def answer(
 
     ``settings`` are those of both defences: ``draws``, ``seed``, ``engine``.
     """
-    before: dict[str, Tensor] = {}
-    after: dict[tuple[str, float], dict[str, Tensor]] = {}
-    total = len(MIXUP) * len(lams) * sum(len(points) for points in sets.values())
+    out, device = Answers({}, {}), device_of(model)
+    alone = [s.name for s in SCORES.values() if s.defense is None and not s.of_answers]
+    total = (len(MIXUP) * len(lams) + len(alone)) * sum(len(points) for points in sets.values())
     with torch.no_grad(), progress.task("detection", total) as task:
-        for kind, lam in product(MIXUP, lams):
+
+        def batches(points: LabelledImages) -> Iterator[tuple[Tensor, Tensor]]:
+            for rows in torch.arange(len(points)).split(batch_size):
+                yield points.take(rows).pixels.to(device), points.index[rows]
+                task.advance(len(rows))
+
+        for (kind, lam), (name, points) in product(product(MIXUP, lams), sets.items()):
             inference = make_defense(kind, model, pool, lam=lam, **settings)
             assert isinstance(inference, MixupInference)
-            inference.to(device_of(model))
-            after[kind, lam] = {}
-            for name, points in sets.items():
-                both = []
-                for rows in torch.arange(len(points)).split(batch_size):
-                    x, index = points.take(rows).pixels.to(device_of(model)), points.index[rows]
-                    pair = inference.log_probs(x, index=index, stream=f"detection {name}")
-                    both.append([part.cpu() for part in pair])
-                    task.advance(len(rows))
-                joined = (torch.cat(parts) for parts in zip(*both, strict=True))
-                before[name], after[kind, lam][name] = joined
-    return Answers(before, after)
+            inference.to(device)
+            by_draw = [s for s in SCORES.values() if s.defense == kind and s.draws]
+            found = []
+            for x, index in batches(points):
+                before = inference.base_log_probs(x)
+                numbers = inference.numbers(x, index, f"detection {name}")
+                drawn = inference.average(x, before.argmax(1), numbers, reduce=None)
+                own = [score.function(before, drawn) for score in by_draw]
+                found.append([part.cpu() for part in (before, mean_prediction(drawn), *own)])
+            before, after, *own = (torch.cat(parts) for parts in zip(*found, strict=True))
+            out.before[name] = before
+            out.after.setdefault((kind, lam), {})[name] = after
+            for score, values in zip(by_draw, own, strict=True):
+                out.scored.setdefault((score.name, lam), {})[name] = values
+        for title, (name, points) in product(alone, sets.items()):
+            detector = Detector(title, model)
+            values = torch.cat([detector.score(x).cpu() for x, _ in batches(points)])
+            out.scored.setdefault((title, None), {})[name] = values
+    return out
 
 
 def scores(answers: Answers, name: str) -> dict[tuple[str, float | None], Tensor]:
@@ -78,14 +95,17 @@ def scores(answers: Answers, name: str) -> dict[tuple[str, float | None], Tensor
     Those that compare with a defence come first, one for each ratio, and then the others.
     """
     before = answers.before[name]
+    measured = [score for score in SCORES.values() if score.of_answers]
     out: dict[tuple[str, float | None], Tensor] = {
         (score.name, lam): score.function(before, after[name])
         for (kind, lam), after in answers.after.items()
-        for score in SCORES.values()
+        for score in measured
         if score.defense == kind
     }
-    alone = (score for score in SCORES.values() if score.defense is None)
-    return out | {(score.name, None): score.function(before) for score in alone}
+    more = {key: values[name] for key, values in answers.scored.items()}
+    out |= {key: values for key, values in more.items() if key[1] is not None}
+    out |= {(score.name, None): score.function(before) for score in measured if not score.defense}
+    return out | more
 
 
 def middle(lams: Iterable[float]) -> float:

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from mixup_inference.attacks import Precision, get_attack, run_attack
 from mixup_inference.attacks.query import accelerate
-from mixup_inference.datasets import Shape
+from mixup_inference.datasets import LabelledImages, Shape
 from mixup_inference.defenses import DEFENSES, make_defense
 from mixup_inference.errors import InputError
+from mixup_inference.evaluation.detection import answer
 from mixup_inference.evaluation.grid_search import grid_of
 from mixup_inference.experiments.adaptive_attacks import adaptive_rows, is_mixup, sample_attacks
 from mixup_inference.experiments.models import build_network
@@ -106,7 +107,7 @@ def _figures(spec: Spec, shape: Shape, name: str) -> list[Work]:
     parts = {
         "linearity": (figures.pairs * (2 + 9), 0),
         "theory": (modes * (2 * points + kinds * points * (2 + 1 + 4 * spec.draws)), 0),
-        "detection": (kinds * sets * (1 + spec.draws), 0),
+        "detection": (sets * detection_passes(spec, shape), 0),
     }
     if data.tuning and figures.defenses:
         passes = sum(
@@ -132,16 +133,27 @@ def training_passes(recipe: Recipe, images: int) -> tuple[int, int]:
     return seen * forward, seen * backward
 
 
-def _example(shape: Shape) -> tuple[Tensor, Pool]:
-    """An image of this shape, and a pool of such images, one for each class."""
+def _blank(shape: Shape) -> tuple[nn.Module, Tensor, Pool]:
+    """A model that knows nothing, an image, and a pool."""
     image = torch.full((1, shape.channels, *shape.size), 0.5)
-    return image, Pool(image.expand(shape.classes, -1, -1, -1), torch.arange(shape.classes))
+    pool = Pool(image.expand(shape.classes, -1, -1, -1), torch.arange(shape.classes))
+    return DummyClassifier(shape.classes, slope=0), image, pool
+
+
+def detection_passes(spec: Spec, shape: Shape) -> int:
+    """Forward passes an image of all detection scores, counted on a model that knows nothing."""
+    blank, image, pool = _blank(shape)
+    assert spec.figures is not None
+    zero = torch.zeros(1, dtype=torch.int64)
+    sets = {"clean": LabelledImages(image, zero, zero, ())}
+    with count_passes(blank) as passes:
+        answer(blank, pool, sets, lams=spec.figures.lams, draws=spec.draws, seed=0, batch_size=1)
+    return passes.forward
 
 
 def defense_passes(row: RowSpec, draws: int, shape: Shape) -> int:
     """Forward passes an image, counted on a model that knows nothing."""
-    blank = DummyClassifier(shape.classes, slope=0)
-    image, pool = _example(shape)
+    blank, image, pool = _blank(shape)
     settings = {**row.settings, **DEFENSES[row.defense].costliest, "draws": draws}
     defense = make_defense(row.defense, blank, pool, **settings)
     with torch.no_grad(), count_passes(blank) as passes:
@@ -203,7 +215,7 @@ def _rate(job: Callable[[], None], images: int) -> float:
 def attack_passes(spec: Spec, shape: Shape, row: RowSpec, attack: AdaptiveAttackSpec) -> Passes:
     """Forward and backward passes for each point of an attack on a row, judging left out."""
     assert spec.attack is not None
-    image, pool = _example(shape)
+    _, image, pool = _blank(shape)
     model = DummyClassifier(shape.classes)
     defense = make_defense(row.defense, model, pool, **row.settings, draws=spec.draws)
     others = [DummyClassifier(shape.classes) for _ in spec.surrogates(attack, row.model)]

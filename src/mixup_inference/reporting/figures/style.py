@@ -31,7 +31,8 @@ PINK = SeriesStyle("#CC79A7", "D", ":")
 ORANGE = SeriesStyle("#E69F00", "v", (0, (5, 1, 1, 1, 1, 1)))
 SKY = SeriesStyle("#56B4E9", "P", (0, (3, 1)))
 BLACK = SeriesStyle("#000000", "X", (0, (1, 1)))
-SERIES_STYLES = (BLUE, RED, GREEN, PINK, ORANGE, SKY, BLACK)
+GREY = SeriesStyle("#777777", "*", (0, (6, 2, 2, 2)))
+SERIES_STYLES = (BLUE, RED, GREEN, PINK, ORANGE, SKY, BLACK, GREY)
 
 
 def styles(rows: list[Record], key: str) -> dict[Any, SeriesStyle]:
