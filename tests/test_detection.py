@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import entropy
 
 from mixup_inference import InputError, MixupDetector, MixupInference, Pool, pgd
-from mixup_inference.defenses.squeezing import median_filter, non_local_means, reduce_bit_depth
+from mixup_inference.defenses.filters import median_filter, non_local_means, quantize
 from mixup_inference.detection import SCORES, Detector, ScoreEntry
 from mixup_inference.detection.scores import dissent, energy, feature_squeezing, label_histogram
 from mixup_inference.metrics.roc import auc, auc_interval, roc
@@ -242,9 +242,7 @@ def test_feature_squeezing_by_hand(trained, parts):
     assert float(feature_squeezing(one, views)) == pytest.approx(1.2)
     x = parts["test"].pixels[:9]
     with torch.no_grad():
-        p, bits, median = (
-            trained(v).softmax(1) for v in (x, reduce_bit_depth(x, 1), median_filter(x, 2))
-        )
+        p, bits, median = (trained(v).softmax(1) for v in (x, quantize(x, 1), median_filter(x, 2)))
     expected = torch.maximum((p - bits).abs().sum(1), (p - median).abs().sum(1))
     torch.testing.assert_close(Detector("feature squeezing", trained).score(x).float(), expected)
 
@@ -254,7 +252,7 @@ def test_colour_is_squeezed_in_three_ways():
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(75, 4))
     x = torch.rand(6, 3, 5, 5)
     p = model(x).softmax(1)
-    ways = (reduce_bit_depth(x, 5), median_filter(x, 2), non_local_means(x, 13, 3, 2 / 255))
+    ways = (quantize(x, 31), median_filter(x, 2), non_local_means(x, 13, 3, 2 / 255))
     expected = torch.stack([(p - model(way).softmax(1)).abs().sum(1) for way in ways]).amax(0)
     with count_passes(model) as passes:
         found = Detector("feature squeezing", model).score(x)

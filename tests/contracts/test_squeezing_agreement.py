@@ -8,12 +8,8 @@ import torch
 from art.defences.preprocessor import FeatureSqueezing, SpatialSmoothing
 from scipy import ndimage
 
-from mixup_inference.defenses.squeezing import (
-    median_filter,
-    non_local_means,
-    reduce_bit_depth,
-    squeezed,
-)
+from mixup_inference.defenses.filters import median_filter, non_local_means, quantize
+from mixup_inference.detection.scores import squeezed
 
 torch.manual_seed(0)
 GREY, COLOUR = torch.rand(4, 1, 8, 8), torch.rand(3, 3, 7, 5)
@@ -23,8 +19,8 @@ GREY, COLOUR = torch.rand(4, 1, 8, 8), torch.rand(3, 3, 7, 5)
 @pytest.mark.parametrize("x", [GREY, COLOUR])
 def test_bit_depth_is_arts(x, bits):
     theirs, _ = FeatureSqueezing(clip_values=(0, 1), bit_depth=bits)(x.numpy())
-    torch.testing.assert_close(reduce_bit_depth(x, bits), torch.from_numpy(theirs).float())
-    assert len(reduce_bit_depth(x, bits).unique()) <= 2**bits
+    torch.testing.assert_close(quantize(x, 2**bits - 1), torch.from_numpy(theirs).float())
+    assert len(quantize(x, 2**bits - 1).unique()) <= 2**bits
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
@@ -78,5 +74,5 @@ def test_the_ways_depend_on_the_channels_and_pass_gradients():
         for way in squeezed(leaf).unbind(1):
             (gradient,) = torch.autograd.grad(way.sum(), leaf, retain_graph=True)
             assert bool((gradient.flatten(1).norm(dim=1) > 0).all())
-    (straight,) = torch.autograd.grad(reduce_bit_depth(leaf, 1).sum(), leaf)
+    (straight,) = torch.autograd.grad(quantize(leaf, 1).sum(), leaf)
     assert torch.equal(straight, torch.ones_like(leaf))

@@ -90,7 +90,9 @@ def test_the_other_scores_are_their_detectors(trained, pool, measured):
     for name in others:
         lam = None if SCORES[name].defense is None else 0.3
         detector = Detector(name, trained, pool, lam=0.3, draws=4, seed=1)
-        by_detector = detector.score(points.x, index=points.index, stream="detection untargeted")
+        by_detector = detector.score(
+            points.pixels, index=points.index, stream="detection untargeted"
+        )
         torch.testing.assert_close(found[name, lam], by_detector.detach())
 
 

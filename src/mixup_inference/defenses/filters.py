@@ -1,4 +1,4 @@
-"""Functions of images that several defences share: rounding, JPEG, blur.
+"""Functions of images that several defences share: rounding, JPEG, blur, median, non-local means.
 
 Where a function has no useful gradient, the backward pass takes that of the identity instead: BPDA
 with a straight-through estimate (Athalye et al., 2018).
@@ -73,3 +73,47 @@ def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:
     flat = functional.conv2d(flat, line, groups=rows * channels)
     flat = functional.conv2d(flat, line.transpose(2, 3), groups=rows * channels)
     return flat.view_as(x)
+
+
+def median_filter(x: Tensor, size: int = 2) -> Tensor:
+    """The median of the size x size pixels around each, beyond the edges mirrored.
+
+    An even window lies towards the upper left, and of its two middle values takes the larger:
+    ``scipy.ndimage.median_filter``.
+    """
+    padded = _mirrored(x, size // 2, (size - 1) // 2)
+    windows = padded.unfold(2, size, 1).unfold(3, size, 1).flatten(4)
+    return windows.sort(dim=4).values[..., size * size // 2]
+
+
+def non_local_means(
+    x: Tensor, search: int = 13, patch: int = 3, strength: float = 2 / 255
+) -> Tensor:
+    """Average each pixel with those whose surroundings look alike (Buades, Coll and Morel, 2005).
+
+    The weight of a pixel within the search x search window is exp(-d^2 / strength^2), where d^2 is
+    the mean squared difference of the patch x patch pixels around both, over all channels.
+    """
+    far, near = search // 2, patch // 2
+    height, width = x.shape[2:]
+    padded = _mirrored(x, far + near, far + near)
+    around = padded[..., far : far + height + 2 * near, far : far + width + 2 * near]
+    total, weights = torch.zeros_like(x), torch.zeros_like(x[:, :1])
+    for down in range(2 * far + 1):
+        for right in range(2 * far + 1):
+            rows, columns = slice(down, None), slice(right, None)
+            other = padded[..., rows, columns][..., : height + 2 * near, : width + 2 * near]
+            square = (around - other).square().mean(1, keepdim=True)
+            weight = (-functional.avg_pool2d(square, patch, stride=1) / strength**2).exp()
+            total = total + weight * other[..., near : near + height, near : near + width]
+            weights = weights + weight
+    return total / weights
+
+
+def _mirrored(x: Tensor, before: int, after: int) -> Tensor:
+    """Pad both sides with mirror images, as often as it takes: c b a | a b c | c b a."""
+    for dim in (2, 3):
+        count = x.shape[dim]
+        place = torch.arange(-before, count + after, device=x.device) % (2 * count)
+        x = x.index_select(dim, torch.where(place < count, place, 2 * count - 1 - place))
+    return x

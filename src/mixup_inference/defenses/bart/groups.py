@@ -17,13 +17,18 @@ from mixup_inference.defenses.bart import color_spaces as colors
 from mixup_inference.defenses.bart.transforms import (
     equalize,
     mean_filter,
-    median_filter,
     mix_grey,
     perturb_spectrum,
     stretch,
     swirl,
 )
-from mixup_inference.defenses.filters import gaussian_blur, jpeg, quantize, straight_through
+from mixup_inference.defenses.filters import (
+    gaussian_blur,
+    jpeg,
+    median_filter,
+    quantize,
+    straight_through,
+)
 from mixup_inference.defenses.total_variation import minimize_total_variation
 from mixup_inference.defenses.transforms import crop_resize
 from mixup_inference.draws import Draws

@@ -94,21 +94,7 @@ def stretch(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return torch.where(span > 1e-3, stretched, x)
 
 
-def median_filter(x: Tensor, size: int) -> Tensor:
-    """The median over a window of size x size pixels; the edge goes on outside."""
-    return _windows(x, size).median(2).values.view_as(x)
-
-
 def mean_filter(x: Tensor, size: int) -> Tensor:
     """The mean over a window of size x size pixels; the edge goes on outside."""
-    return functional.avg_pool2d(_padded(x, size), size, stride=1)
-
-
-def _windows(x: Tensor, size: int) -> Tensor:
-    """Every pixel's surroundings, (rows, C, size * size, H * W)."""
-    columns = functional.unfold(_padded(x, size), size)
-    return columns.view(*x.shape[:2], size * size, -1)
-
-
-def _padded(x: Tensor, size: int) -> Tensor:
-    return functional.pad(x, 4 * (size // 2,), mode="replicate")
+    padded = functional.pad(x, 4 * (size // 2,), mode="replicate")
+    return functional.avg_pool2d(padded, size, stride=1)
