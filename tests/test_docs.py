@@ -19,6 +19,10 @@ from typing import NamedTuple
 import pytest
 
 import mixup_inference
+from mixup_inference.attacks import ATTACKS
+from mixup_inference.defenses import DEFENSES
+from mixup_inference.detection import SCORES
+from mixup_inference.training import OBJECTIVES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -143,3 +147,24 @@ def test_files_of_ours_exist(page):
     named = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", page.read_text(encoding="utf-8"))
     for name in named:
         assert (ROOT / name).exists() or (ROOT / "src" / "mixup_inference" / name).exists(), name
+
+
+@pytest.mark.parametrize(
+    ("heading", "folder", "registry"),
+    [
+        ("Trainings", "training", OBJECTIVES),
+        ("Defences", "defenses", DEFENSES),
+        ("Detection scores", "detection", SCORES),
+        ("Attacks", "attacks", ATTACKS),
+    ],
+)
+def test_every_system_stands_on_its_page(heading, folder, registry):
+    text = (ROOT / "docs" / "systems.md").read_text(encoding="utf-8")
+    section = text.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    rows = [row.split("|")[1:-1] for row in re.findall(r"^\| `.*$", section, re.MULTILINE)]
+    assert all(len(row) == 5 for row in rows)
+    named = [name for row in rows for name in re.findall(r"`([^`]+)`", row[0])]
+    assert sorted(named) == sorted(registry)
+    source = ROOT / "src" / "mixup_inference"
+    for place in (place for row in rows for place in re.findall(r"`([^`]+)`", row[3])):
+        assert (source / folder / place).exists() or (source / place).exists(), place
