@@ -49,6 +49,7 @@ DOCUMENT = tiny_spec(
         "figure_steps": 2,
         "gallery": 2,
         "detectors": ["mixup"],
+        "detector_scores": ["MI-PL", "energy"],
         "attacks": ATTACKS,
     },
     rows=[
@@ -177,12 +178,21 @@ def test_figures_and_detectors(run):
     assert shown["title"] == "mi-ol"
     assert shown["eps"] == pytest.approx(0.2)
     assert len(shown["entries"]) == 2
-    (detector,) = document["detectors"]
-    assert [a["title"] for a in detector["attacks"]] == [
-        "oblivious PGD-10 (ignores the detector)",
-        "detector-aware PGD-4 (knows the detector)",
+    detectors = document["detectors"]
+    assert [d["title"] for d in detectors] == [
+        "plain: MI-PL as a detector",
+        "plain: energy as a detector",
     ]
-    assert detector["attacks"][0]["wrong"]["total"] == 24
+    assert [d["lam"] for d in detectors] == [0.5, None]
+    for detector in detectors:
+        assert [a["title"] for a in detector["attacks"]] == [
+            "oblivious PGD-10 (ignores the detector)",
+            "detector-aware PGD-4 (knows the detector)",
+        ]
+        assert detector["attacks"][0]["wrong"]["total"] == 24
+        assert all(
+            attack["low"] <= attack["auc"] <= attack["high"] for attack in detector["attacks"]
+        )
 
 
 def test_the_plan_counts_what_the_attacks_do(run):
@@ -254,6 +264,7 @@ def test_a_model_without_a_row_of_its_own_gets_one():
         ("queries = 4", "queries = 4.5", "whole number"),
         ('attack = "foolbox:LinfPGD"', 'attack = "foolbox:LinfPDG"', "LinfPGD"),
         ('detectors = ["mixup"]', 'detectors = ["mixing"]', "mixup"),
+        ('"energy"', '"energie"', "unknown detection score 'energie'"),
         ("calibration = 40", "calibration = 4", "calibration"),
         ("points = 24", 'rows = ["nobody"]', "nobody"),
         ('attack = "square"', 'attack = "square"\nsurrogates = ["other"]', "surrogates"),

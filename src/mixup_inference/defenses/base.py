@@ -79,7 +79,7 @@ def halve_chunk_on_oom(method: Method) -> Method:
                 if not (ours and defense.halve_chunk(x)):
                     raise
             # Outside of the handler the error is gone, and with it the memory that it held on to.
-            defense._calls[0] = calls
+            defense.calls = calls
 
     return retried  # type: ignore[return-value]
 
@@ -230,6 +230,10 @@ class Defense(nn.Module):
         """The number of calls without ``index`` so far: each has draws of its own."""
         return self._calls[0]
 
+    @calls.setter
+    def calls(self, count: int) -> None:
+        self._calls[0] = count
+
     @property
     def passes_once(self) -> int:
         """The number of forward passes that set-up takes, once for all calls."""
@@ -283,7 +287,7 @@ class Defense(nn.Module):
             return ("index", stream), check_index(index, count=len(x), device=x.device), k
         if not self.fresh:
             return ("frozen",), torch.zeros(len(x), dtype=torch.int64, device=x.device), k
-        self._calls[0] += 1
+        self.calls += 1
         return ("call", self.calls), torch.arange(len(x), device=x.device), k
 
     def _block(self, x: Tensor, given: Tensor | None, numbers: Draws) -> Tensor:

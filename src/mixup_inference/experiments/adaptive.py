@@ -114,5 +114,9 @@ def adaptive(experiment: Experiment) -> dict[str, Any] | None:
         "rows": entries,
         "samples": [samples(bench, row) for row in rows if spec.samples and is_mixup(row)],
         "gallery": gallery(bench, rows),
-        "detectors": [detector(bench, model) for model in spec.detectors],
+        "detectors": [
+            detector(bench, model, score)
+            for model in spec.detectors
+            for score in spec.detector_scores
+        ],
     }

@@ -1,4 +1,4 @@
-"""Beside the adaptive attacks: Figures 4 and 5, and MI-PL as a detector under attack."""
+"""Beside the adaptive attacks: Figures 4 and 5, and detectors under attack."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mixup_inference.attacks import detector_aware, eot_pgd, get_attack
-from mixup_inference.detection import MixupDetector
+from mixup_inference.detection import SCORES, Detector
 from mixup_inference.evaluation.detection import FALSE_POSITIVES, share
 from mixup_inference.evaluation.evaluate import predicted_labels
 from mixup_inference.experiments.adaptive_attacks import (
@@ -18,6 +18,7 @@ from mixup_inference.experiments.adaptive_attacks import (
     is_mixup,
     sample_attacks,
 )
+from mixup_inference.experiments.code_hash import code_hash
 from mixup_inference.experiments.data import first
 from mixup_inference.experiments.gallery import example
 from mixup_inference.experiments.spec import AdaptiveAttackSpec, RowSpec
@@ -75,30 +76,31 @@ def gallery(bench: AdaptiveEvaluation, rows: list[RowSpec]) -> dict[str, Any] | 
     return {"title": row.title, "attack": main.name, "eps": eps, "entries": entries}
 
 
-def detector(bench: AdaptiveEvaluation, model: str) -> dict[str, Any]:
-    """MI-PL as a detector of one model: an attack that ignores it, and one that knows it."""
+def detector(bench: AdaptiveEvaluation, model: str, score: str) -> dict[str, Any]:
+    """A detector of one model by one score: an attack that ignores it, and one that knows it."""
     bare = base_row(bench.experiment.spec.rows, model)
     attacks = {
         "ignores the detector": bench.spec.first("oblivious"),
         "knows the detector": bench.spec.first("detector-aware"),
     }
     more = {
+        "score": [score, code_hash(SCORES[score].function)],
         "lam": bench.spec.detector_lam,
         "calibration": bench.experiment.data.hash_of("calibration"),
         "attacks": {name: attack.model_dump() for name, attack in attacks.items()},
     }
     value = bench.part(
-        "detector", bare, more, detector_aware, lambda: _detect(bench, model, attacks)
+        "detector", bare, more, detector_aware, lambda: _detect(bench, model, score, attacks)
     )
-    return {"title": f"{bare.title}: MI-PL as a detector", "model": model, **value}
+    return {"title": f"{bare.title}: {score} as a detector", "model": model, **value}
 
 
 def _detect(
-    bench: AdaptiveEvaluation, model: str, attacks: Mapping[str, AdaptiveAttackSpec]
+    bench: AdaptiveEvaluation, model: str, score: str, attacks: Mapping[str, AdaptiveAttackSpec]
 ) -> dict[str, Any]:
     experiment, points, lam = bench.experiment, bench.points, bench.spec.detector_lam
     base, calibration = experiment.models[model], experiment.data.points["calibration"]
-    detector = MixupDetector(base, experiment.data.pool, lam=lam, **experiment.drawing)
+    detector = Detector(score, base, experiment.data.pool, lam=lam, **experiment.drawing)
     detector.to(experiment.device)
     threshold = detector.calibrate(
         bench.clean(calibration), false_positive_rate=FALSE_POSITIVES, index=calibration.index
@@ -127,7 +129,7 @@ def _detect(
             }
         )
     return {
-        "lam": lam,
+        "lam": lam if detector.is_random else None,
         "rate": FALSE_POSITIVES,
         "threshold": threshold,
         "false_positives": share(clean > threshold),
@@ -135,7 +137,7 @@ def _detect(
     }
 
 
-def _scores(bench: AdaptiveEvaluation, detector: MixupDetector, x: Tensor) -> Tensor:
+def _scores(bench: AdaptiveEvaluation, detector: Detector, x: Tensor) -> Tensor:
     parts = []
     with torch.no_grad():
         for rows in torch.arange(len(x)).split(bench.experiment.data.batch_size):

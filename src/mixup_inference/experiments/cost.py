@@ -279,9 +279,9 @@ def adaptive_work(spec: Spec, shape: Shape) -> list[Work]:
         add(row, attack.name, min(adaptive.figure_points, points), [attack])
     for row in mixup[:1] if adaptive.gallery else ():
         add(row, "gallery", min(adaptive.gallery, points), [main])
-    for model in adaptive.detectors:
+    for model, score in product(adaptive.detectors, adaptive.detector_scores):
         # Both ways to fool MI-Combined are counted, where a detector has one: at most so much.
-        row = RowSpec(title=f"{model}, MI-PL as a detector", model=model, defense="mi-combined")
+        row = RowSpec(title=f"{model}, {score} as a detector", model=model, defense="mi-combined")
         attack = adaptive.first("detector-aware")
         add(row, attack.name, points, [attack])
     return work

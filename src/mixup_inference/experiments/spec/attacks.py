@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from mixup_inference.attacks import attack_title, get_attack, suite
+from mixup_inference.detection import SCORES
 from mixup_inference.errors import InputError
 from mixup_inference.experiments.spec import fields
 from mixup_inference.experiments.spec.fields import Count, NotNegative, OpenTable, Table, Title
@@ -63,7 +64,8 @@ class AdaptiveSpec(Table):
     example is evaluated, with fresh draws. ``checks``: how many points for the checks of the
     attacks. ``samples``: the numbers of adaptive samples of Figure 4, with ``figure_steps`` steps
     and on ``figure_points`` points. ``gallery``: how many examples at twice eps (Figure 5).
-    ``detectors``: models whose MI-PL detector is attacked, with the ratio ``detector_lam``.
+    ``detectors``: models whose detectors are attacked: one for each of ``detector_scores``, with
+    the mixing ratio ``detector_lam``.
 
     EOT-PGD is always among the attacks: without it no row could be compared with another, and it
     is the attack that is checked, drawn in Figure 4 and shown in Figure 5.
@@ -81,6 +83,7 @@ class AdaptiveSpec(Table):
     figure_points: Count = 100
     gallery: NotNegative = 0
     detectors: tuple[str, ...] = ()
+    detector_scores: Annotated[tuple[str, ...], Field(min_length=1)] = ("MI-PL",)
     detector_lam: float = 0.5
 
     def first(self, name: str) -> AdaptiveAttackSpec:
@@ -101,6 +104,8 @@ class AdaptiveSpec(Table):
     @model_validator(mode="after")
     def _valid(self) -> AdaptiveSpec:
         check_number(self.detector_lam, what="detector_lam", least=0, most=1)
+        for score in self.detector_scores:
+            SCORES[score]
         names = [attack.name for attack in self.attacks]
         fields.check_different(names, "two attacks are called {}; give them titles.")
         return self

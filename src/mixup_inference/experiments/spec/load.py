@@ -97,6 +97,7 @@ def _named(document: Mapping[str, Any]) -> Iterator[tuple[Registry[Any], str]]:
         (DEFENSES, _at(document, "rows", "*", "defense")),
         (DEFENSES, _at(document, "figures", "defenses", "*")),
         (SCORES, _at(document, "figures", "scores", "*")),
+        (SCORES, _at(document, "adaptive", "detector_scores", "*")),
         (ATTACKS, _at(document, "adaptive", "attacks", "*", "attack")),
     ]
     for registry, names in places:
