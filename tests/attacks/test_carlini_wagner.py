@@ -15,6 +15,7 @@ CLASSES = 4
 LINEAR = nn.Sequential(nn.Flatten(), nn.Linear(25, CLASSES)).double()
 X = 0.3 + 0.4 * torch.rand(8, 1, 5, 5, dtype=torch.float64)
 Y = LINEAR(X).argmax(1)
+TWO = nn.Sequential(nn.Flatten(), nn.Linear(25, 2)).double()
 FAR = {"eps": 5.0, "norm": "l2"}  # no image of 25 pixels is further away
 
 
@@ -27,14 +28,13 @@ def distances(x, y, model=LINEAR):
 
 def test_the_nearest_example_of_a_linear_model():
     """With two classes it is |f_0 - f_1| / |w_0 - w_1| away, along w_0 - w_1."""
-    two = nn.Sequential(nn.Flatten(), nn.Linear(25, 2)).double()
-    y = two(X).argmax(1)
-    nearest = distances(X, y, two).amin(1)
-    result = carlini_wagner(two, X, y, steps=400, learning_rate=0.02, searches=12, **FAR)
+    y = TWO(X).argmax(1)
+    nearest = distances(X, y, TWO).amin(1)
+    result = carlini_wagner(TWO, X, y, steps=400, learning_rate=0.02, searches=12, **FAR)
     assert float(result.success.mean()) == 1.0
     assert bool((result.l2 >= nearest).all())
     torch.testing.assert_close(result.l2, nearest, rtol=2e-3, atol=0)
-    normal = (two[1].weight[0] - two[1].weight[1]).detach()
+    normal = (TWO[1].weight[0] - TWO[1].weight[1]).detach()
     along = (result.examples - X).flatten(1) @ normal / normal.norm()
     torch.testing.assert_close(along.abs(), nearest, rtol=2e-3, atol=0)
 

@@ -61,7 +61,7 @@ def test_torchattacks_with_its_one_constant(model, points):
     Pixels at 0 and 1 are infinitely far away for it, and it takes negative logits of other classes
     for 0: keep off both.
     """
-    model = nn.Sequential(model, Positive())
+    model = nn.Sequential(model, Positive()).eval()
     x, y = 0.1 + 0.8 * points[0], points[1]
     right = model(x).argmax(1) == y
     x, y = x[right], y[right]

@@ -176,7 +176,7 @@ def test_autoattack_rand_by_our_name_is_autoattacks():
     assert torch.equal(ours.fooled, judge(mi, ours.examples, Y))
     assert (ours.forward, ours.backward) == (theirs.forward, theirs.backward)
     assert attack_title("autoattack-rand", {}) == "AutoAttack rand"
-    assert get_attack("autoattack-rand").group == "peer"
+    assert get_attack("autoattack-rand").threat_model == "peer"
     key = derive_seed(3, "peer", "autoattack:rand", 0) % 2**32
     seen = external._Boxed(mi, X, draws=1, seed=3)
     with lent(mi, key, X):

@@ -131,7 +131,7 @@ def raw(mi, x, index):
     """What the logarithm is taken of, before it is clamped and normalised."""
     look = mi.base_log_probs(x).argmax(1)
     numbers = mi.numbers(x, index)
-    p = mean_prediction(mi.average(x, look, numbers, mean=False)).exp()
+    p = mean_prediction(mi.average(x, look, numbers, reduce=None)).exp()
     if mi.predictions is None:
         return p
     mi.prepare()
@@ -220,7 +220,7 @@ def test_gradients_are_those_of_the_mean_prediction(better):
     if mi.predictions is None:
         return
     leaf = X.clone().requires_grad_()
-    drawn = mi.average(leaf, MODEL(X).argmax(1), mi.numbers(X, INDEX), mean=False)
+    drawn = mi.average(leaf, MODEL(X).argmax(1), mi.numbers(X, INDEX), reduce=None)
     plain = mean_prediction(drawn).exp()
     p = plain - (plain - raw(mi, X, INDEX)).detach()
     p = p.clamp(min=1e-300)

@@ -7,7 +7,6 @@ from mixup_inference.attacks.carlini_wagner import carlini_wagner as carlini_wag
 from mixup_inference.attacks.detector_aware import detector_aware as detector_aware
 from mixup_inference.attacks.external import check_peer as check_peer
 from mixup_inference.attacks.external import is_library as is_library
-from mixup_inference.attacks.external import library_version as library_version
 from mixup_inference.attacks.external import peer_attack as peer_attack
 from mixup_inference.attacks.external import peer_names as peer_names
 from mixup_inference.attacks.gradient_sign import bim as bim
@@ -32,6 +31,7 @@ from mixup_inference.attacks.registry import AttackEntry as AttackEntry
 from mixup_inference.attacks.registry import attack_title as attack_title
 from mixup_inference.attacks.registry import check_settings as check_settings
 from mixup_inference.attacks.registry import get_attack as get_attack
+from mixup_inference.attacks.registry import library_version as library_version
 from mixup_inference.attacks.registry import run_attack as run_attack
 from mixup_inference.attacks.registry import suite as suite
 from mixup_inference.attacks.square import square_eot as square_eot

@@ -140,10 +140,8 @@ def is_library(name: str) -> bool:
     return bool(colon) and library in LIBRARIES
 
 
-def library_version(name: str) -> str | None:
-    """Return the version of the library that an attack comes from; None if it is none."""
-    if not is_library(name):
-        return None
+def installed_version(name: str) -> str:
+    """Return the version of the library that ``library:Name`` comes from."""
     return importlib.metadata.version(LIBRARIES[name.partition(":")[0]].package)
 
 

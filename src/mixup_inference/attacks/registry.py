@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from mixup_inference.attacks import external
 from mixup_inference.attacks.apgd import apgd_eot
 from mixup_inference.attacks.autoattack import RAND, autoattack_rand
 from mixup_inference.attacks.base import AttackResult
@@ -174,6 +175,12 @@ def get_attack(name: str) -> AttackEntry:
         known = [*ATTACKS, *(f"{library}:NAME" for library in LIBRARIES)]
         raise unknown_name("attack", name, known)
     return ATTACKS[name]
+
+
+def library_version(name: str) -> str | None:
+    """Return the version of the library that an attack comes from; None if it is none."""
+    library = get_attack(name).library
+    return external.installed_version(library) if library else None
 
 
 def suite(name: str = "standard") -> list[AttackEntry]:
