@@ -9,7 +9,9 @@ A table stands between two comments, the first of which says what it shows:
 - `claims cifar10 cifar10-figures`: what these runs say of the paper's claims;
 - `adaptive cifar10-adaptive`: adaptive attacks;
 - `detection cifar10-epochs 0.5`: AUC of the detectors at this lambda, deviation from linearity;
-- `shrinkage cifar10`: accuracy on parts of a perturbation.
+- `shrinkage cifar10`: accuracy on parts of a perturbation;
+- `field digits-field`: all defences on all models;
+- `detectors digits-field`: all detectors under attack.
 """
 
 from __future__ import annotations
@@ -56,6 +58,8 @@ def _table(words: list[str]) -> str:
         "claims": lambda *runs: judged([read(run) for run in runs]),
         "adaptive": lambda run: adaptive(read(run)),
         "detection": lambda run, lam: detected(read(run), float(lam)),
+        "field": lambda run: field(read(run)),
+        "detectors": lambda run: detectors(read(run)),
         "shrinkage": lambda run: shrunk(read(run, "shrinkage.json"), read(run)),
     }
     if kind not in made:
@@ -157,6 +161,42 @@ def detected(results: dict[str, Any], lam: float) -> str:
         head[2:] = list(scores)
         distance = format_mean(mean_interval(off["mean"], off["se"], line["pairs"]))
         rows.append([titles[model], distance, *scores.values()])
+    return "\n".join(table_lines(head, rows))
+
+
+def field(results: dict[str, Any]) -> str:
+    """A row for each defence and a column for each model: clean, oblivious, adaptive accuracy."""
+    models = list(_undefended(results))
+    worst = {row["title"]: row["worst"]["robust"] for row in results["adaptive"]["rows"]}
+    rows: dict[str, dict[str, str]] = {}
+    for row in results["rows"]:
+        cells = (row["cells"]["clean"], row["cells"]["untargeted PGD-10"], worst[row["title"]])
+        defense = row["title"].removeprefix(row["model"]).removeprefix(" + ") or "no defence"
+        numbers = " / ".join(f"{100 * cell['accuracy']:.0f}" for cell in cells)
+        rows.setdefault(defense, {})[row["model"]] = numbers
+    head = ["clean / oblivious / adaptive (%)", *models]
+    lines = [[defense, *(cells[model] for model in models)] for defense, cells in rows.items()]
+    return "\n".join(table_lines(head, lines))
+
+
+def detectors(results: dict[str, Any]) -> str:
+    """Each detector under an attack that ignores it and under one that knows it."""
+    head = [
+        "score",
+        "AUC",
+        "false alarms (%)",
+        "detected (%)",
+        "AUC, adaptive",
+        "detected, adaptive (%)",
+    ]
+    rows = []
+    for detector in results["adaptive"]["detectors"]:
+        ignores, knows = detector["attacks"]
+        title = detector["title"].partition(": ")[2].removesuffix(" as a detector")
+        areas = [f"{a['auc']:.2f} [{a['low']:.2f}, {a['high']:.2f}]" for a in (ignores, knows)]
+        shares = [percent(a["detected"]["accuracy"]) for a in (ignores, knows)]
+        false_alarms = percent(detector["false_positives"]["accuracy"])
+        rows.append([title, areas[0], false_alarms, shares[0], areas[1], shares[1]])
     return "\n".join(table_lines(head, rows))
 
 
