@@ -117,7 +117,7 @@ class OneModel:
     "Name of a defence (below), or package.module:factory for your own."
 
     lam: float | None = None
-    "Mixing ratio of mi-ol and mi-pl."
+    "Mixing ratio of mi-ol, mi-pl and dip."
 
     setting: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "Another setting of the defence, as name=value; repeatable."
