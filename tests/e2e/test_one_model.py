@@ -142,6 +142,13 @@ def test_options_reach_the_attacks_that_have_them():
     assert (spec.adaptive.points, spec.adaptive.checks, spec.attack.steps) == (40, 5, (7,))
 
 
+def test_the_steps_of_pgd_reach_eps_whatever_it_is():
+    for options, step in (({}, 2 / 255), ({"eps": "0.2"}, 0.05), ({"eps": "0.2", "step": "1"}, 1)):
+        assert (
+            make_spec(OneModel(data="digits", model="a.b:c", **options), None).attack.step == step
+        )
+
+
 def test_eot_pgd_comes_along_with_the_same_settings():
     one = OneModel(data="digits", model="a.b:c", attack=("apgd",), attack_setting=("steps=3",))
     spec = make_spec(one, None)

@@ -162,9 +162,10 @@ def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
     attack = {
         "norm": one.norm,
         "eps": eps,
-        "step": number(one.step or "2/255", "--step"),
+        "step": eps / 4 if one.step is None else number(one.step, "--step"),
         "steps": [10 if one.steps is None else one.steps],
     }
+    points = POINTS if one.points is None else check_int(one.points, what="--points", least=1)
     document = {
         "name": "evaluate-" + re.sub(r"[^A-Za-z0-9._-]+", "-", name),
         "title": f"{name} on {one.data}",
@@ -173,9 +174,7 @@ def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
         "batch_size": one.batch_size,
         "data": {
             "name": one.data,
-            "test": POINTS
-            if one.points is None
-            else check_int(one.points, what="--points", least=1),
+            "test": points,
             "tuning": tuning,
             "size": size,
             "channels": one.channels,
