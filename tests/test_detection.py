@@ -357,6 +357,10 @@ def test_what_a_detector_refuses(trained, parts):
         Detector("energy", trained, drows=3)
     with pytest.raises(InputError, match="did you mean 'energy'"):
         Detector("energi", trained)
+    with pytest.raises(InputError, match="did you mean 'MI-PL'"):
+        Detector("mi-pl", trained)
+    with pytest.raises(InputError, match="a name or a ScoreEntry"):
+        Detector(trained, "energy")
     with pytest.raises(InputError, match="pool"):
         Detector("MI-PL", trained)
     with pytest.raises(InputError, match="threshold must be"):

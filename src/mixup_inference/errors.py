@@ -41,6 +41,7 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:
     unknown defence 'mi-lo'; did you mean 'mi-ol'? Known: gaussian, mi-ol.
     """
     options = sorted(known)
-    near = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
+    spelt = {option.lower(): option for option in options}
+    near = difflib.get_close_matches(str(name).lower(), spelt, n=1, cutoff=0.5)
+    hint = f"; did you mean {spelt[near[0]]!r}?" if near else "."
     return InputError(f"unknown {kind} {name!r}{hint} Known: {', '.join(options)}.")

@@ -148,3 +148,8 @@ def test_bad_settings():
         defense.certify(at_distance([0.1]), n0=0)
     with pytest.raises(InputError, match="alpha must be in"):
         defense.certify(at_distance([0.1]), alpha=2)
+    for alpha in (0, 1):  # with 1, any radius would be "proven"
+        with pytest.raises(InputError, match="alpha must be in"):
+            defense.certify(at_distance([0.1]), alpha=alpha)
+    with pytest.raises(InputError, match="2 labels for 1 images"):
+        Certificate(torch.tensor([0]), torch.tensor([0.5])).accuracy(torch.tensor([0, 1]))

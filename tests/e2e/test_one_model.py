@@ -142,6 +142,13 @@ def test_options_reach_the_attacks_that_have_them():
     assert (spec.adaptive.points, spec.adaptive.checks, spec.attack.steps) == (40, 5, (7,))
 
 
+def test_the_steps_of_pgd_reach_eps_whatever_it_is():
+    for options, step in (({}, 2 / 255), ({"eps": "0.2"}, 0.05), ({"eps": "0.2", "step": "1"}, 1)):
+        assert (
+            make_spec(OneModel(data="digits", model="a.b:c", **options), None).attack.step == step
+        )
+
+
 def test_eot_pgd_comes_along_with_the_same_settings():
     one = OneModel(data="digits", model="a.b:c", attack=("apgd",), attack_setting=("steps=3",))
     spec = make_spec(one, None)
@@ -162,7 +169,12 @@ def test_eot_pgd_comes_along_with_the_same_settings():
         (["--attack", "transfer"], "--surrogate"),
         (["--attack", "detector-aware"], "mi-combined"),
         (["--attack", "official-adaptive", "--norm", "l2"], "linf"),
-        (["--attack", "square", "--attack-setting", "steps=3"], "no attack has the setting steps"),
+        (["--attack", "square", "--attack-setting", "steps=3"], "setting of square: 'steps'"),
+        (["--attack", "adaptve"], "did you mean 'adaptive'"),
+        (["--defense", "jpeg", "--setting", "quality=200"], "error: quality must be in [1, 95]"),
+        (["--eps", "-1"], "error: eps: "),
+        (["--points", "0"], "--points must be at least 1"),
+        (["--defense", "jpeg", "--lam", "0.5"], "unknown setting of jpeg: 'lam'"),
         (["--attack", "apgd", *(2 * ["--attack-setting", "steps=3"])], "steps is given twice"),
         (["--attack", "apgd", "--attack-setting", "steps"], "--attack-setting must be name=value"),
         (["--checks", "3"], "--attack adaptive"),

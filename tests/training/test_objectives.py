@@ -69,6 +69,17 @@ def test_mixup_mixes_images_and_labels_alike_with_a_ratio_per_sample(alpha):
     torch.testing.assert_close(e.loss(logits), expected)
 
 
+def test_mixup_with_one_ratio_for_the_batch():
+    e = examples("mixup", ratio="batch")
+    lam, partner = recover(e.x, X)
+    moved = partner != torch.arange(600)
+    assert int(moved.sum()) > 590
+    one = lam[moved].mean()
+    assert 0 < float(one) < 1
+    torch.testing.assert_close(lam[moved], one.expand_as(lam[moved]))
+    torch.testing.assert_close(e.targets, one * HOT + (1 - one) * HOT[partner])
+
+
 def adversarial(recipe):
     return pgd(
         MODEL, X, Y, eps=recipe.eps, step=recipe.step, steps=recipe.steps,

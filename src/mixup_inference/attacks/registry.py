@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -165,14 +165,17 @@ for _entry in (
 # fmt: on
 
 
-def get_attack(name: str) -> AttackEntry:
-    """Return an attack by its name, or by ``library:Name`` of another library's."""
+def get_attack(name: str, *, others: Iterable[str] = ()) -> AttackEntry:
+    """Return an attack by its name, or by ``library:Name`` of another library's.
+
+    ``others`` are further names to list if it is unknown.
+    """
     if is_library(name):
         check_peer(name)
         title = name.replace(":", " ")
         return AttackEntry(name, peer_attack, "peer", title, ("draws",), library=name)
     if name not in ATTACKS and not is_code(name):
-        known = [*ATTACKS, *(f"{library}:NAME" for library in LIBRARIES)]
+        known = [*others, *ATTACKS, *(f"{library}:NAME" for library in LIBRARIES)]
         raise unknown_name("attack", name, known)
     return ATTACKS[name]
 

@@ -11,16 +11,17 @@ from typing import Any
 
 from mixup_inference.attacks import ATTACKS, get_attack, is_library
 from mixup_inference.cli.options import POINTS, Common, OneModel
-from mixup_inference.defenses import DEFENSES
-from mixup_inference.errors import InputError
+from mixup_inference.defenses import DEFENSES, settings_of
+from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.evaluation.grid_search import in_words
 from mixup_inference.experiments import Spec, check_spec, load_spec
 from mixup_inference.experiments.spec import AdaptiveAttackSpec, standard_attacks
+from mixup_inference.experiments.spec.fields import check_known
 from mixup_inference.models import from_pretrained
 from mixup_inference.registry import is_code
 from mixup_inference.utils.io import expanded
 from mixup_inference.utils.text import plain
-from mixup_inference.validation import check_number
+from mixup_inference.validation import check_int, check_number
 
 
 def adaptive_section(one: OneModel) -> dict[str, Any] | None:
@@ -76,11 +77,13 @@ def _attacks(one: OneModel) -> list[dict[str, Any]]:
     standard = [spec.model_dump(exclude_defaults=True) for spec in standard_attacks()]
     asked: list[dict[str, Any]] = []
     for name in _names(one):
-        asked += standard if name == "adaptive" else [{"attack": name}]
+        asked += standard if name == "adaptive" else [{"attack": _checked(name)}]
     settings = named_settings(one.attack_setting, "--attack-setting")
     known = {key for document in asked for key in _known(document, settings)}
-    if set(settings) - known:
-        raise InputError(f"no attack has the setting {', '.join(sorted(set(settings) - known))}.")
+    for key in sorted(set(settings) - known):
+        have = {name for document in asked for name in get_attack(document["attack"]).defaults}
+        names = ", ".join(dict.fromkeys(document["attack"] for document in asked))
+        raise unknown_name(f"setting of {names}:", key, have)
     if one.surrogate and not any(get_attack(document["attack"]).surrogates for document in asked):
         raise InputError("--surrogate is for transfer attacks; add --attack transfer.")
     steps = {"steps": one.steps, "step": None if one.step is None else number(one.step, "--step")}
@@ -96,6 +99,11 @@ def _attacks(one: OneModel) -> list[dict[str, Any]]:
         if full not in out:
             out.append(full)
     return out
+
+
+def _checked(name: str) -> str:
+    """The name of an attack; an unknown one is refused with all that --attack takes."""
+    return get_attack(name, others=("pgd", "none", "adaptive")).name
 
 
 def _known(document: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -145,6 +153,7 @@ def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
         title = f"{name} + {plain(Path(one.preset).stem)}"
         rows.append({"title": title, "model": "model", "preset": one.preset})
     elif one.defense != "none":
+        check_known(f"setting of {one.defense}:", settings, settings_of(one.defense))
         title = f"{name} + {one.defense}" + (f" ({in_words(settings)})" if settings else "")
         rows.append({"title": title, "model": "model", "defense": one.defense, **settings})
     eps = number(one.eps, "--eps")
@@ -153,9 +162,10 @@ def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
     attack = {
         "norm": one.norm,
         "eps": eps,
-        "step": number(one.step or "2/255", "--step"),
+        "step": eps / 4 if one.step is None else number(one.step, "--step"),
         "steps": [10 if one.steps is None else one.steps],
     }
+    points = POINTS if one.points is None else check_int(one.points, what="--points", least=1)
     document = {
         "name": "evaluate-" + re.sub(r"[^A-Za-z0-9._-]+", "-", name),
         "title": f"{name} on {one.data}",
@@ -164,7 +174,7 @@ def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
         "batch_size": one.batch_size,
         "data": {
             "name": one.data,
-            "test": one.points or POINTS,
+            "test": points,
             "tuning": tuning,
             "size": size,
             "channels": one.channels,
@@ -175,7 +185,7 @@ def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
         "adaptive": adaptive_section(one),
         "rows": rows,
     }
-    made = check_spec(document, source="options", allow_code=True)
+    made = check_spec(document, source="", allow_code=True)
     for asked in _names(one):
         _refuse_useless(asked, made)
     return made

@@ -117,7 +117,7 @@ class OneModel:
     "Name of a defence (below), or package.module:factory for your own."
 
     lam: float | None = None
-    "Mixing ratio of mi-ol and mi-pl."
+    "Mixing ratio of mi-ol, mi-pl and dip."
 
     setting: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "Another setting of the defence, as name=value; repeatable."
@@ -144,7 +144,7 @@ class OneModel:
     "Its bound."
 
     step: str | None = None
-    "Step size of the attacks that take steps: 2/255 for pgd, else a quarter of eps."
+    "Step size of the attacks that take steps: a quarter of eps; of momentum ones, eps / steps."
 
     steps: int | None = None
     "Number of steps of the attacks that take steps: 10 for pgd, else their own."

@@ -129,7 +129,8 @@ def work(stage: str, spec: Spec, common: Common, processes: Processes = ALONE) -
     if callback.computed == 0:
         callback.say("\nNothing was recomputed: everything was already there.")
     else:
-        counts = f"{callback.computed} parts computed, {callback.reused} reused"
+        parts = "part" if callback.computed == 1 else "parts"
+        counts = f"{callback.computed} {parts} computed, {callback.reused} reused"
         callback.say(f"\n{counts}, {time.perf_counter() - started:.0f} s.")
     for path in paths:
         callback.say(f"  {path}")

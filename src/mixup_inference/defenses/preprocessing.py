@@ -17,6 +17,9 @@ from mixup_inference.defenses.filters import gaussian_blur, jpeg, quantize
 from mixup_inference.draws import Draws
 from mixup_inference.validation import check_int, check_number
 
+#: Pixels; a wider Gaussian leaves nothing of an image, and takes memory with its square.
+LARGEST_BLUR = 100
+
 
 class Preprocessing(Defense):
     """F(g(x)) for a fixed function g, ``preprocess``.
@@ -88,7 +91,7 @@ class GaussianBlur(Preprocessing):
 
     def __init__(self, model: nn.Module, *, sigma: float = 0.6, **options: Unpack[Options]) -> None:
         super().__init__(model, **options)
-        self.sigma = check_number(sigma, what="sigma", least=0)
+        self.sigma = check_number(sigma, what="sigma", least=0, most=LARGEST_BLUR)
 
     def preprocess(self, x: Tensor) -> Tensor:
         """x, blurred."""

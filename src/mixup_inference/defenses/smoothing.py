@@ -12,8 +12,9 @@ from torch.nn import functional
 from mixup_inference.defenses.base import Options, mean_prediction
 from mixup_inference.defenses.baselines import GaussianNoise
 from mixup_inference.defenses.filters import straight_through
+from mixup_inference.errors import InputError
 from mixup_inference.utils.profiling import Stage, timed
-from mixup_inference.validation import check_images, check_int, check_number
+from mixup_inference.validation import check_images, check_int, check_labels, check_number
 
 #: The label of an input whose prediction could not be certified.
 ABSTAIN = -1
@@ -34,6 +35,7 @@ class Certificate:
 
     def accuracy(self, y: Tensor, radius: float = 0.0) -> float:
         """The certified accuracy: the share of inputs that are right, proven at this radius."""
+        y = check_labels(y, count=len(self.labels))
         proven = (self.labels == y.to(self.labels)) & (self.radii >= radius)
         return float(proven.double().mean())
 
@@ -85,7 +87,8 @@ class RandomizedSmoothing(GaussianNoise):
         the function Certify of Cohen et al.). The same call gives the same certificate.
         """
         index = torch.arange(len(check_images(x)), device=x.device) if index is None else index
-        check_number(alpha, what="alpha", least=0, most=1)
+        if not 0 < check_number(alpha, what="alpha", least=0, most=1) < 1:
+            raise InputError(f"alpha must be in (0, 1), without its ends; saw {alpha!r}.")
         first, others = (
             self.numbers(x, index, f"{stream} {part}", draws=check_int(count, what=what, least=1))
             for part, count, what in (("choose", n0, "n0"), ("count", n, "n"))

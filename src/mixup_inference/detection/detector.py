@@ -56,6 +56,11 @@ class Detector(nn.Module):
         super().__init__()
         for name in set(options) - MixupOptions.__optional_keys__:
             raise TypeError(str(unknown_name("option", name, MixupOptions.__optional_keys__)))
+        if not isinstance(score, str | ScoreEntry):
+            raise InputError(
+                f"score must be a name or a ScoreEntry; saw {type(score).__name__}. "
+                "It comes before the model."
+            )
         self.entry = SCORES[score] if isinstance(score, str) else score
         if self.entry.defense is None:
             self.inference = check_model(model)

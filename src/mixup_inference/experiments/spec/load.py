@@ -56,7 +56,7 @@ def parse_spec(text: str, *, source: str = "spec", allow_code: bool = False) -> 
 def check_spec(
     document: Mapping[str, Any], *, source: str = "spec", allow_code: bool = False
 ) -> Spec:
-    """Check a spec that is already parsed."""
+    """Check a spec that is already parsed; without a ``source``, one made of options."""
     _load_code(document, source, allow_code=allow_code)
     try:
         return Spec.model_validate(document)
@@ -64,10 +64,10 @@ def check_spec(
         problems = error.errors()
         # An item that is refused is also missing from its list, which is not worth a line.
         first = [p for p in problems if p["type"] != "too_short"] or problems
-        lines = [_in_words(problem) for problem in first]
-        raise InputError("\n".join(f"{source}: {line}" for line in lines)) from None
+        lines = dict.fromkeys(_in_words(problem, source) for problem in first)
+        raise InputError("\n".join(lines)) from None
     except RecursionError:
-        raise InputError(f"{source} is nested too deeply.") from None
+        raise InputError(f"{source or 'an option'} is nested too deeply.") from None
 
 
 def _load_code(document: Mapping[str, Any], source: str, *, allow_code: bool) -> None:
@@ -117,14 +117,21 @@ def _at(value: Any, *path: str) -> list[Any]:
     return [found for item in items for found in _at(item, *rest)]
 
 
-def _in_words(problem: Any) -> str:
-    """One of pydantic's errors as a sentence."""
-    where = ".".join(str(part) for part in problem["loc"])
+def _in_words(problem: Any, source: str) -> str:
+    """One of pydantic's errors as a sentence, after the source and the place in it.
+
+    Options have no places, only names: the last of the place, unless the cause says it.
+    """
+    loc, cause = problem["loc"], problem.get("ctx", {}).get("error")
+    if not source:
+        loc = [part for part in loc if isinstance(part, str) and cause is None][-1:]
+    where = ".".join(str(part) for part in loc)
     if problem["type"] == "missing":
-        return f"{where!r} is missing; add it."
-    cause = problem.get("ctx", {}).get("error")
-    what = str(cause) if cause is not None else f"{problem['msg']}; saw {_short(problem['input'])}."
-    return f"{where}: {what}" if where else what
+        what, where = f"{where!r} is missing; add it.", ""
+    else:
+        saw = f"{problem['msg']}; saw {_short(problem['input'])}."
+        what = str(cause) if cause is not None else saw
+    return ": ".join(part for part in (source, where, what) if part)
 
 
 def _short(value: Any) -> str:
