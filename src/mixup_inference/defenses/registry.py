@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from torch import nn
 
+from mixup_inference.defenses import published
 from mixup_inference.defenses.bart import BarrageOfTransforms
 from mixup_inference.defenses.base import Options
 from mixup_inference.defenses.baselines import CropResize, GaussianNoise, RandomRotation, ResizePad
@@ -159,6 +160,15 @@ DEFENSES.add(_baseline("gaussian", GaussianNoise, title="Gaussian noise", grid=_
 DEFENSES.add(_baseline("rotation", RandomRotation, title="random rotation", grid=_ANGLES))
 DEFENSES.add(_baseline("resize-pad", ResizePad, title="Xie et al.", grid=_SIZES))
 DEFENSES.add(_baseline("crop-resize", CropResize, title="Guo et al.", grid=_SIZES))
+for _name, _factory, _title, _grid in (
+    ("gaussian", published.published_noise, "Gaussian noise", [{"sigma": 2 * s} for s in _SIGMAS]),
+    ("rotation", published.PublishedRotation, "random rotation", _ANGLES),
+    ("resize-pad", published.PublishedResizePad, "Xie et al.", _SIZES),
+    ("crop-resize", published.PublishedCropResize, "Guo et al.", _SIZES),
+):
+    DEFENSES.add(
+        _baseline(f"{_name}-published", _factory, title=f"{_title} (published code)", grid=_grid)
+    )
 _fixed = partial(_baseline, random=False)
 DEFENSES.add(_fixed("jpeg", JpegCompression, title="JPEG", grid=_QUALITIES))
 DEFENSES.add(_fixed("bit-depth", BitDepthReduction, title="bit depth", grid=_BITS))
