@@ -49,6 +49,11 @@ class ScoreEntry:
             raise InputError(f"the score {self.name!r} may have one of defense, views and logits.")
 
     @property
+    def functions(self) -> tuple[Callable[..., Tensor], ...]:
+        """All functions that it consists of."""
+        return (self.function,) if self.views is None else (self.function, self.views)
+
+    @property
     def of_answers(self) -> bool:
         """Whether log F(x), and the mean prediction of the defence, are all that it takes."""
         return not (self.draws or self.views or self.logits)

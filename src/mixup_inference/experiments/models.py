@@ -213,7 +213,8 @@ class ModelProvider:
         paths = sorted(self.folder.glob(f"{name}-*/{LAST}"), key=lambda path: path.stat().st_mtime)
         for path in reversed(paths):
             try:
-                done = self._epochs_done(name, model, path, io.read_header(path))
+                _, header = networks.read_checkpoint(path)  # all of it: it must not be damaged
+                done = self._epochs_done(name, model, path, header)
             except (InputError, KeyError, TypeError):
                 continue
             if done == self.recipe(name).epochs:
