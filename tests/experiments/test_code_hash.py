@@ -220,6 +220,26 @@ def test_exactly_what_depends_on_changed_code_is_computed_again(tmp_path, change
     assert all(run(tmp_path)[2].values())
 
 
+@pytest.mark.parametrize(
+    ("path", "old", "new", "stale"),
+    [
+        ("defenses/filters.py", "torch.round(x", "torch.floor(x", False),
+        ("detection/scores.py", "1 - log_p", "2 - log_p", False),
+        ("attacks/threat_model.py", ".clamp(0, 1)", ".clamp(0, 2)", True),
+        ("training/batches.py", ".flip(-1)", ".flip(-2)", True),
+    ],
+)
+def test_the_code_of_adversarial_training(tmp_path, copied, monkeypatch, path, old, new, stale):
+    spec = check_spec(merged(SPEC, training={"objective": "at"}))
+
+    def identity(root):
+        monkeypatch.setattr(models, "code_hash", partial(code_hash, root=root))
+        return Experiment(spec, tmp_path / "run").models.identity("erm")
+
+    before, after = identity(copied), identity(edit(copied, path, old, new))
+    assert (before != after) == stale
+
+
 def test_models_of_older_code_are_used_on_purpose_only(tmp_path, changed):
     first, before, _ = run(tmp_path)
     assert before["reused_models"] == {}

@@ -192,7 +192,8 @@ class ModelProvider:
             identity["outputs"] = self._hash_outputs(self.untrained(name))
         else:
             code.append(networks.NETWORKS[network.name].factory)
-        without = () if objective.adversarial else ("attacks",)
+        # An inner attack attacks the bare model.
+        without = ("defenses", "detection") if objective.adversarial else ("attacks",)
         identity["code"] = code_hash(*code, without=without)
         return identity | {"recipe": recipe.header()}
 
