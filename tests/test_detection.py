@@ -291,6 +291,15 @@ def test_counted_scores_have_the_gradient_of_the_mean_prediction():
         torch.testing.assert_close(found, expected)
 
 
+def test_scores_of_a_very_sure_model_have_finite_gradients():
+    logits = torch.tensor([[0.0, -10.0, -2000.0]]).repeat(2, 1).requires_grad_()
+    log_p = logits.log_softmax(1)
+    for value in (SCORES["entropy"].function(log_p), label_histogram(log_p, log_p[:, None])):
+        (found,) = torch.autograd.grad(value.sum(), logits, retain_graph=True)
+        assert bool(found.isfinite().all())
+        assert bool(found[:, 1].gt(0).all())  # a likelier second class raises the entropy
+
+
 def test_the_label_histogram_asks_the_draws_of_mixup_inference(trained, pool, parts):
     test = parts["test"]
     x, index = test.pixels[:20], test.index[:20]

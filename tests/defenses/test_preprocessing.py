@@ -109,7 +109,9 @@ def test_one_pass_and_no_randomness(cls):
     assert passes.forward == len(X)
     assert torch.equal(out, MODEL(defense.preprocess(X)).log_softmax(1))
     assert defense.draw(X, 7, index=torch.arange(4)).shape == (4, 1, 5)
-    assert not QueryModel(defense, X).is_random
+    query = QueryModel(defense, X)
+    assert not query.is_random
+    assert query.images(10) == 1  # so attacks make no smaller batches than on the model alone
 
 
 @every

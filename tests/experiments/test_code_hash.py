@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from mixup_inference.attacks import pgd
-from mixup_inference.defenses import MixupInference, RandomRotation
-from mixup_inference.experiments import Callback, Experiment, check_spec, experiment, models
+from mixup_inference.attacks import detector_aware, pgd
+from mixup_inference.defenses import DEFENSES, MixupInference, RandomRotation
+from mixup_inference.detection import ScoreEntry
+from mixup_inference.detection.scores import energy
+from mixup_inference.experiments import (
+    Callback,
+    Experiment,
+    adaptive_attacks,
+    adaptive_extras,
+    analysis,
+    check_spec,
+    experiment,
+    models,
+)
 from mixup_inference.experiments.code_hash import PACKAGE, code_hash
 from mixup_inference.reporting.summary import summary
 from mixup_inference.theory import analyze
-from mixup_inference.training import train
+from mixup_inference.training import LAST, train
+from mixup_inference.utils.io import fingerprint
 from specs import merged, tiny_spec
 
 SPEC = tiny_spec(
@@ -49,17 +62,24 @@ def hashes(root):
         "examples": code_hash(pgd, without=("defenses", "detection"), root=root),
         "mi-ol": code_hash(MixupInference, root=root),
         "rotation": code_hash(RandomRotation, root=root),
+        "jpeg": code_hash(DEFENSES["jpeg"].factory, root=root),
+        "detector": code_hash(detector_aware, root=root),
         "theory": code_hash(analyze, MixupInference, root=root),
     }
+
+
+MIXUP = {"mi-ol", "theory", "detector"}
 
 
 @pytest.mark.parametrize(
     ("path", "old", "new", "stale"),
     [
-        ("pool.py", "lam * x + (1 - lam)", "lam * x + (2 - lam)", {"mi-ol", "theory", "model"}),
-        ("defenses/stopping_rules.py", "SLACK = 1e-4", "SLACK = 1e-3", {"mi-ol", "theory"}),
+        ("pool.py", "lam * x + (1 - lam)", "lam * x + (2 - lam)", {*MIXUP, "model"}),
+        ("defenses/stopping_rules.py", "SLACK = 1e-4", "SLACK = 1e-3", MIXUP),
         ("defenses/transforms.py", "angle.cos()", "angle.sin()", {"rotation"}),
-        ("attacks/threat_model.py", ".clamp(0, 1)", ".clamp(0, 2)", {"examples"}),
+        ("defenses/filters.py", "torch.round(x", "torch.floor(x", {"jpeg", "detector"}),
+        ("detection/scores.py", "1 - log_p", "2 - log_p", {"detector"}),
+        ("attacks/threat_model.py", ".clamp(0, 1)", ".clamp(0, 2)", {"examples", "detector"}),
         ("theory/formulas.py", "def table_1", "CHANGED = 1\n\n\ndef table_1", {"theory"}),
         ("training/batches.py", ".flip(-1)", ".flip(-2)", {"model"}),
         ("reporting/formatting.py", "def percent", "CHANGED = 1\n\n\ndef percent", set()),
@@ -84,6 +104,59 @@ def test_the_file_of_a_thing_of_ones_own_is_hashed(tmp_path, monkeypatch):
 
     before = code_hash(code_of_mine.build)
     assert before == code_hash(code_of_mine.build) != code_hash(pgd)
+
+
+def test_what_a_partial_has_bound_counts_and_so_does_its_function(copied):
+    cold, warm = (partial(energy, temperature=t) for t in (1.0, 2.0))
+    assert code_hash(cold, root=copied) == code_hash(cold) != code_hash(warm)
+    changed = edit(copied, "detection/scores.py", "-temperature", "+temperature")
+    assert code_hash(cold, root=copied) != code_hash(cold, root=changed)
+
+
+def test_all_functions_of_a_score_count():
+    assert ScoreEntry("own", energy, views=len).functions == (energy, len)
+    assert ScoreEntry("own", energy).functions == (energy,)
+
+
+BESIDE = merged(
+    SPEC,
+    data={"calibration": 20},
+    figures={"models": ["erm"], "gallery": 1},
+    adaptive={"detectors": ["erm"], "gallery": 1},
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "stale"),
+    [
+        ("attacks/transfer.py", "50,", "51,", {"detector of erm"}),
+        ("evaluation/evaluate.py", "argmax(1)", "argmin(1)", {"detector of erm"}),
+        ("experiments/gallery.py", ".round()", ".floor()", {"gallery of erm", "gallery of mi"}),
+        (
+            "experiments/adaptive_extras.py",
+            "clean > threshold",
+            "clean >= threshold",
+            {"detector of erm", "gallery of mi"},
+        ),
+    ],
+)
+def test_the_code_of_figures_and_detectors(tmp_path, copied, monkeypatch, path, old, new, stale):
+    made, kept = Experiment(check_spec(BESIDE), tmp_path / "run"), {}
+    monkeypatch.setattr(made, "cached", lambda _, title, known, __: kept.setdefault(title, known))
+
+    def identities(root):
+        kept.clear()
+        for module in (adaptive_attacks, adaptive_extras, analysis):
+            monkeypatch.setattr(module, "code_hash", partial(code_hash, root=root))
+        analysis.analyses(made, tradeoffs=False)
+        bench = adaptive_attacks.AdaptiveEvaluation(made, made.spec.adaptive)
+        adaptive_extras.gallery(bench, made.spec.rows)
+        adaptive_extras.detector(bench, "erm", "energy")
+        return {title: fingerprint(identity) for title, identity in kept.items()}
+
+    before, after = identities(copied), identities(edit(copied, path, old, new))
+    assert {"detector of erm", "gallery of erm", "gallery of mi"} <= before.keys()
+    assert {title for title in before if before[title] != after[title]} == stale
 
 
 class Watch(Callback):
@@ -147,6 +220,26 @@ def test_exactly_what_depends_on_changed_code_is_computed_again(tmp_path, change
     assert all(run(tmp_path)[2].values())
 
 
+@pytest.mark.parametrize(
+    ("path", "old", "new", "stale"),
+    [
+        ("defenses/filters.py", "torch.round(x", "torch.floor(x", False),
+        ("detection/scores.py", "1 - log_p", "2 - log_p", False),
+        ("attacks/threat_model.py", ".clamp(0, 1)", ".clamp(0, 2)", True),
+        ("training/batches.py", ".flip(-1)", ".flip(-2)", True),
+    ],
+)
+def test_the_code_of_adversarial_training(tmp_path, copied, monkeypatch, path, old, new, stale):
+    spec = check_spec(merged(SPEC, training={"objective": "at"}))
+
+    def identity(root):
+        monkeypatch.setattr(models, "code_hash", partial(code_hash, root=root))
+        return Experiment(spec, tmp_path / "run").models.identity("erm")
+
+    before, after = identity(copied), identity(edit(copied, path, old, new))
+    assert (before != after) == stale
+
+
 def test_models_of_older_code_are_used_on_purpose_only(tmp_path, changed):
     first, before, _ = run(tmp_path)
     assert before["reused_models"] == {}
@@ -172,6 +265,20 @@ def test_a_model_of_another_recipe_is_never_reused(tmp_path, changed):
     made = Experiment(spec, tmp_path, reuse_models=True)
     made.train()
     assert made.models.reused == {}
+
+
+def test_a_damaged_model_of_older_code_is_left_alone(tmp_path, changed):
+    """Or a new one would be trained in its folder, under the identity of the older code."""
+    first, _, _ = run(tmp_path)
+    path = first.models.folder_of("erm") / LAST
+    damaged = path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1])
+    path.write_bytes(damaged)
+    changed(train)
+    again, results, events = run(tmp_path, reuse_models=True)
+    assert not events["model erm"]
+    assert results["reused_models"] == {}
+    assert again.models.folder_of("erm") != first.models.folder_of("erm")
+    assert path.read_bytes() == damaged
 
 
 def test_a_model_of_a_version_that_kept_no_identity_can_be_reused(tmp_path, changed):

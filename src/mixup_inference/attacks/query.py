@@ -89,7 +89,8 @@ class QueryModel:
     def images(self, draws: int) -> int:
         """Return how many images per point pass through F at once in a query of so many draws."""
         if self.kind == "frozen":
-            return int(getattr(self.module, "draws", 1))
+            assert isinstance(self.module, Defense)
+            return len(self.module.numbers(self._probe).k)
         return draws if self.is_random else 1
 
     def log_probs(self, x: Tensor, index: Tensor, draws: int | None, *stream: str | int) -> Tensor:

@@ -49,6 +49,11 @@ class ScoreEntry:
             raise InputError(f"the score {self.name!r} may have one of defense, views and logits.")
 
     @property
+    def functions(self) -> tuple[Callable[..., Tensor], ...]:
+        """All functions that it consists of."""
+        return (self.function,) if self.views is None else (self.function, self.views)
+
+    @property
     def of_answers(self) -> bool:
         """Whether log F(x), and the mean prediction of the defence, are all that it takes."""
         return not (self.draws or self.views or self.logits)
@@ -69,7 +74,12 @@ def low_confidence(log_p: Tensor) -> Tensor:
 @SCORES.register("entropy", title="entropy of F(x)")
 def entropy(log_p: Tensor) -> Tensor:
     """-sum F(x) log F(x)."""
-    out: Tensor = torch.special.entr(log_p.double().exp()).sum(1)
+    return _entropy(log_p.double().exp())
+
+
+def _entropy(p: Tensor) -> Tensor:
+    """-sum p log p, with a gradient that is finite where p is zero."""
+    out: Tensor = torch.special.entr(p.clamp(min=torch.finfo(p.dtype).tiny)).sum(1)
     return out
 
 
@@ -117,9 +127,7 @@ def label_histogram(log_p: Tensor, log_p_draws: Tensor) -> Tensor:  # noqa: ARG0
     """
     p = log_p_draws.double().exp()
     votes = functional.one_hot(p.argmax(2), p.shape[2]).double().mean(1)
-    return filters.straight_through(
-        torch.special.entr(votes).sum(1), torch.special.entr(p.mean(1)).sum(1)
-    )
+    return filters.straight_through(torch.special.entr(votes).sum(1), _entropy(p.mean(1)))
 
 
 @SCORES.register(

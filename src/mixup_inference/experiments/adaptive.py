@@ -56,7 +56,7 @@ def measure_row(bench: AdaptiveEvaluation, row: RowSpec) -> tuple[dict[str, Any]
         "model": row.model,
         "defense": row.defense,
         "settings": row.settings,
-        "clean": bench.part("clean", row, {}, answers, clean),
+        "clean": bench.part("clean", row, {}, clean, answers),
         "attacks": [record.entry() for record in records],
         "worst": {"robust": RobustAccuracy(fooled).entry(), "choice": dict(Counter(choice))},
         "checks": _checks(bench, row, fair),
@@ -82,7 +82,7 @@ def _checks(
 
     compared = {n: hash_tensors(fooled.to(torch.uint8)) for n, fooled in others.items()}
     more = {"checks": len(some), "attack": main, "others": compared}
-    found: list[dict[str, Any]] = bench.part("checks", row, more, check_attack, compute)
+    found: list[dict[str, Any]] = bench.part("checks", row, more, compute, check_attack)
     return found
 
 

@@ -184,8 +184,8 @@ class AdaptiveEvaluation:
         options = {"repeats": self.spec.repeats, "index": points.index, **self.experiment.options}
         return judge(defense, x, points.labels, stream=stream, **options)
 
-    def part(self, what: str, row: RowSpec, more: Identity, code: Any, compute: Compute) -> Any:
+    def part(self, what: str, row: RowSpec, more: Identity, compute: Compute, *code: Any) -> Any:
         """A result of a row that this code computes, from the folder if it is there."""
-        more = {"what": what, "code": code_hash(code, judge), **more}
+        more = {"what": what, "code": code_hash(*code, judge), **more}
         identity = self.identity(row, len(self.points)) | more
         return self.experiment.cached("adaptive", f"{what} of {row.title}", identity, compute)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mixup_inference.attacks import detector_aware, eot_pgd, get_attack
+from mixup_inference.attacks import get_attack
 from mixup_inference.detection import SCORES, Detector
 from mixup_inference.evaluation.detection import FALSE_POSITIVES, share
 from mixup_inference.evaluation.evaluate import predicted_labels
@@ -25,6 +26,9 @@ from mixup_inference.experiments.spec import AdaptiveAttackSpec, RowSpec
 from mixup_inference.metrics.robust_accuracy import RobustAccuracy
 from mixup_inference.metrics.roc import auc, auc_interval
 from mixup_inference.training import OBJECTIVES
+
+#: This file, whose code is behind its results.
+_FILE = "experiments/adaptive_extras.py"
 
 
 def samples(bench: AdaptiveEvaluation, row: RowSpec) -> dict[str, Any]:
@@ -72,7 +76,8 @@ def gallery(bench: AdaptiveEvaluation, rows: list[RowSpec]) -> dict[str, Any] | 
 
     more = {"gallery": len(some), "attack": main.settings, "gallery eps": eps}
     more["names"] = list(some.class_names)
-    entries = bench.part("gallery", row, more, eot_pgd, compute)
+    code = get_attack(main.attack).function, "experiments.gallery", _FILE
+    entries = bench.part("gallery", row, more, compute, *code)
     return {"title": row.title, "attack": main.name, "eps": eps, "entries": entries}
 
 
@@ -84,14 +89,15 @@ def detector(bench: AdaptiveEvaluation, model: str, score: str) -> dict[str, Any
         "knows the detector": bench.spec.first("detector-aware"),
     }
     more = {
-        "score": [score, code_hash(SCORES[score].function)],
+        "score": [score, code_hash(*SCORES[score].functions)],
         "lam": bench.spec.detector_lam,
         "calibration": bench.experiment.data.hash_of("calibration"),
         "attacks": {name: attack.model_dump() for name, attack in attacks.items()},
     }
-    value = bench.part(
-        "detector", bare, more, detector_aware, lambda: _detect(bench, model, score, attacks)
-    )
+    functions = [get_attack(attack.attack).function for attack in attacks.values()]
+    code = *functions, Detector, share, predicted_labels, _FILE
+    compute = partial(_detect, bench, model, score, attacks)
+    value = bench.part("detector", bare, more, compute, *code)
     return {"title": f"{bare.title}: {score} as a detector", "model": model, **value}
 
 

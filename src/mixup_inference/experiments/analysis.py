@@ -61,7 +61,7 @@ class ModelAnalysis:
         }
         detected = attacks | {
             "calibration": experiment.data.hash_of("calibration"),
-            "scores": {name: code_hash(SCORES[name].function) for name in SCORES},
+            "scores": {name: code_hash(*SCORES[name].functions) for name in SCORES},
         }
         shown = attacks | {"count": figures.gallery, "names": list(self.test.class_names)}
         used, pairs = attacks | {"used": figures.points}, {"pairs": figures.pairs}
@@ -75,7 +75,7 @@ class ModelAnalysis:
         if tradeoffs and len(experiment.data.points["tuning"]):
             out["tradeoff"] = {kind: self._tradeoff(kind) for kind in figures.defenses}
         if figures.gallery:
-            out["gallery"] = self._part("gallery", shown, MixupInference, self._gallery)
+            out["gallery"] = self._part("gallery", shown, "experiments.gallery", self._gallery)
         return out
 
     def _part(self, what: str, own: Identity, code: Any, compute: Compute) -> Any:

@@ -13,7 +13,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,17 @@ def code_hash(*things: Any, without: Iterable[str] = (), root: Path = PACKAGE) -
     """A hash of the code behind classes, functions or modules ("theory.measure").
 
     A name that ends in .py ("experiments/analysis.py") stands for that file alone, and so does a
-    thing of a user's own. ``without`` names packages that are imported and not needed here.
+    thing of a user's own. ``without`` names packages that are imported and not needed here. What
+    ``functools.partial`` has bound to a function counts too.
     """
     skipped = frozenset({*NOT_HASHED, *without})
+    digest = hashlib.blake2b(digest_size=8)
     files: set[Path] = set()
-    for thing in things:
+    for given in things:
+        thing = given
+        while isinstance(thing, partial):
+            digest.update(f"{thing.args} {thing.keywords}\n".encode())
+            thing = thing.func
         if isinstance(thing, str) and thing.endswith(".py"):
             files.add(root / thing)
             continue
@@ -42,7 +48,6 @@ def code_hash(*things: Any, without: Iterable[str] = (), root: Path = PACKAGE) -
             files |= _behind(ours, skipped, root)
         elif (path := getattr(sys.modules.get(module), "__file__", None)) is not None:
             files.add(Path(path))
-    digest = hashlib.blake2b(digest_size=8)
     for path in sorted(files):
         name = path.relative_to(root) if path.is_relative_to(root) else path.name
         digest.update(f"{name} {_hash_of(path)}\n".encode())

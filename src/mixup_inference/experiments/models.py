@@ -192,7 +192,8 @@ class ModelProvider:
             identity["outputs"] = self._hash_outputs(self.untrained(name))
         else:
             code.append(networks.NETWORKS[network.name].factory)
-        without = () if objective.adversarial else ("attacks",)
+        # An inner attack attacks the bare model.
+        without = ("defenses", "detection") if objective.adversarial else ("attacks",)
         identity["code"] = code_hash(*code, without=without)
         return identity | {"recipe": recipe.header()}
 
@@ -213,7 +214,8 @@ class ModelProvider:
         paths = sorted(self.folder.glob(f"{name}-*/{LAST}"), key=lambda path: path.stat().st_mtime)
         for path in reversed(paths):
             try:
-                done = self._epochs_done(name, model, path, io.read_header(path))
+                _, header = networks.read_checkpoint(path)  # all of it: it must not be damaged
+                done = self._epochs_done(name, model, path, header)
             except (InputError, KeyError, TypeError):
                 continue
             if done == self.recipe(name).epochs:

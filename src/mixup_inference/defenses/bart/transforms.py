@@ -14,7 +14,8 @@ from mixup_inference.defenses.transforms import pixel_axes, sample_at
 def swirl(x: Tensor, strength: Tensor, row: Tensor, column: Tensor, radius: Tensor) -> Tensor:
     """Rotate each pixel about a point, by an angle that falls off with its distance from it.
 
-    The angle is strength 2^(-5 distance / radius), in radians. All parameters: (rows, 1, 1, 1).
+    The angle is strength exp(-5 distance / (radius log 2)), in radians. All parameters have shape
+    (rows, 1, 1, 1).
     """
     rows, columns = pixel_axes(x)
     down, right = rows - row, columns - column
