@@ -98,17 +98,22 @@ def test_until_f_is_wrong_the_selective_path_is_that_of_pgd(detector, points):
     assert torch.equal(says(model, result.examples) != y, once)
 
 
-@pytest.mark.parametrize("norm", ["linf", "l2"])
-@pytest.mark.parametrize("method", METHODS)
-def test_one_step_goes_where_the_method_says(monkeypatch, method, norm):
-    looks = []
-    look = module._query
+def watch_queries(monkeypatch):
+    """A list that fills with the images at which the attack queries the detector."""
+    looks, look = [], module._query
 
     def spy(batch, image, *rest):
         looks.append(image.detach())
         return look(batch, image, *rest)
 
     monkeypatch.setattr(module, "_query", spy)
+    return looks
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("method", METHODS)
+def test_one_step_goes_where_the_method_says(monkeypatch, method, norm):
+    looks = watch_queries(monkeypatch)
     settings = {"eps": 0.5, "step": 0.05, "steps": 1, "draws": 3, "norm": norm}
     detector_aware(tiny(), X, Y, method=method, weight=3.0, **settings)
     start = looks[0].requires_grad_()
@@ -353,14 +358,7 @@ def test_every_score_is_evaded(detectors, points, name):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_one_step_on_a_score_without_randomness(monkeypatch, method):
-    looks = []
-    look = module._query
-
-    def spy(batch, image, *rest):
-        looks.append(image.detach())
-        return look(batch, image, *rest)
-
-    monkeypatch.setattr(module, "_query", spy)
+    looks = watch_queries(monkeypatch)
     detector = Detector("energy", MODEL, threshold=0.0)
     result = detector_aware(
         detector, X, Y, method=method, weight=3.0, eps=0.5, step=0.05, steps=1, margin=0.1

@@ -65,23 +65,24 @@ def answer(
                 yield points.take(rows).pixels.to(device), points.index[rows]
                 task.advance(len(rows))
 
-        for (kind, lam), (name, points) in product(product(MIXUP, lams), sets.items()):
+        for kind, lam in product(MIXUP, lams):
             inference = make_defense(kind, model, pool, lam=lam, **settings)
             assert isinstance(inference, MixupInference)
             inference.to(device)
             by_draw = [s for s in SCORES.values() if s.defense == kind and s.draws]
-            found = []
-            for x, index in batches(points):
-                before = inference.base_log_probs(x)
-                numbers = inference.numbers(x, index, f"detection {name}")
-                drawn = inference.average(x, before.argmax(1), numbers, reduce=None)
-                own = [score.function(before, drawn) for score in by_draw]
-                found.append([part.cpu() for part in (before, mean_prediction(drawn), *own)])
-            before, after, *own = (torch.cat(parts) for parts in zip(*found, strict=True))
-            out.before[name] = before
-            out.after.setdefault((kind, lam), {})[name] = after
-            for score, values in zip(by_draw, own, strict=True):
-                out.scored.setdefault((score.name, lam), {})[name] = values
+            for name, points in sets.items():
+                found = []
+                for x, index in batches(points):
+                    before = inference.base_log_probs(x)
+                    numbers = inference.numbers(x, index, f"detection {name}")
+                    drawn = inference.average(x, before.argmax(1), numbers, reduce=None)
+                    own = [score.function(before, drawn) for score in by_draw]
+                    found.append([part.cpu() for part in (before, mean_prediction(drawn), *own)])
+                before, after, *own = (torch.cat(parts) for parts in zip(*found, strict=True))
+                out.before[name] = before
+                out.after.setdefault((kind, lam), {})[name] = after
+                for score, values in zip(by_draw, own, strict=True):
+                    out.scored.setdefault((score.name, lam), {})[name] = values
         for title, (name, points) in product(alone, sets.items()):
             detector = Detector(title, model)
             values = torch.cat([detector.score(x).cpu() for x, _ in batches(points)])
