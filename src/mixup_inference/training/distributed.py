@@ -17,6 +17,7 @@ from torch import Tensor, distributed
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.models.call import unwrap
 from mixup_inference.training.recipe import PRECISIONS, Precision, Recipe
+from mixup_inference.utils.distributed import join_restarted
 from mixup_inference.validation import check_int
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def make_fabric(
     if strategy not in STRATEGIES:
         raise unknown_name("strategy", strategy, STRATEGIES)
     there = _torchrun()
+    if there != (None, None) and not distributed.is_initialized():
+        join_restarted("nccl" if device == "cuda" else "gloo")  # Fabric finds it there
     devices, nodes = (
         _agreed(name, asked, started)
         for name, asked, started in zip(("devices", "nodes"), (devices, nodes), there, strict=True)

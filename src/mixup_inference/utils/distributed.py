@@ -52,7 +52,8 @@ class Ranks:
         if not distributed.is_initialized():
             if int(os.environ.get("WORLD_SIZE", "1")) == 1:
                 return cls()
-            distributed.init_process_group("gloo")
+            if not join_restarted("gloo"):
+                distributed.init_process_group("gloo")
             atexit.register(distributed.destroy_process_group)  # its threads outlive Python else
         return cls(distributed.get_rank(), distributed.get_world_size())
 
@@ -113,6 +114,24 @@ def _on_cpu(value: Any) -> Any:
 
 
 ALONE = Ranks()
+
+
+def join_restarted(backend: str) -> bool:
+    """Connect the processes that ``torchrun`` has restarted on this machine; whether there are any.
+
+    Its store outlives a restart, with the addresses of the processes that died. Those that come
+    later would try to connect to them, so each restart gets keys of its own. With several machines
+    the number of the restart may differ between them, and nothing is done.
+    """
+    from torch import distributed  # noqa: PLC0415
+
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if restart == "0" or os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]:
+        return False
+    store, rank, size = next(distributed.rendezvous("env://"))
+    own = distributed.PrefixStore(f"restart {restart}", store)
+    distributed.init_process_group(backend, store=own, rank=rank, world_size=size)
+    return True
 
 
 def check_device(device: str) -> str:
