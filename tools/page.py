@@ -5,10 +5,11 @@ A table stands between two comments, the first of which says what it shows:
 - `summary cifar10-adaptive-500`: clean, oblivious and adaptive accuracy of every row;
 - `paper 2 cifar10`: the rows of results/cifar10 beside those of the paper's Table 2;
 - `conventions 2 cifar10 cifar10-official`: the rows that two runs share, and the paper's;
-- `rows cifar10-epochs`: rows that the paper does not have;
+- `rows cifar10-study`: rows that the paper does not have;
+- `walk mi-ol`: from the paper's numbers to ours, one change at a time, as results/walks.toml says;
 - `claims cifar10 cifar10-figures`: what these runs say of the paper's claims;
 - `adaptive cifar10-adaptive`: adaptive attacks;
-- `detection cifar10-epochs 0.5`: AUC of the detectors at this lambda, deviation from linearity;
+- `detection cifar10-study 0.5`: AUC of the detectors at this lambda, deviation from linearity;
 - `shrinkage cifar10`: accuracy on parts of a perturbation;
 - `field digits-field`: all defences on all models;
 - `detectors digits-field`: all detectors under attack.
@@ -20,6 +21,7 @@ import argparse
 import csv
 import json
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,7 @@ def _table(words: list[str]) -> str:
         "paper": lambda number, run: beside(read(run), paper(number)),
         "conventions": lambda n, ours, theirs: conventions(read(ours), read(theirs), paper(n)),
         "rows": lambda run: beside(read(run), {}),
+        "walk": walk,
         "claims": lambda *runs: judged([read(run) for run in runs]),
         "adaptive": lambda run: adaptive(read(run)),
         "detection": lambda run, lam: detected(read(run), float(lam)),
@@ -102,6 +105,40 @@ def conventions(
             ]
             rows.append([row["title"], *_with_paper(both, columns, printed.get(row["title"], {}))])
     return "\n".join(table_lines(["ours / theirs (paper)", *columns], rows))
+
+
+def walk(name: str) -> str:
+    """From the paper's numbers to ours: a line for each change, the accuracies of some rows."""
+    plan = tomllib.loads((RESULTS / "walks.toml").read_text(encoding="utf-8"))[name]
+    measures = plan["columns"]
+    rows = []
+    for step in plan["steps"]:
+        titles = step.get("rows", plan.get("rows", []))
+        if "printed" in step:
+            cells = step["printed"]
+        elif "paper" in step:
+            table = paper(str(step["paper"]))
+            cells = [" / ".join(table[title][c] for c in measures) for title in titles]
+        elif "model" in step:
+            cells = _areas(read(step["run"]), step["model"], measures)
+        else:
+            found = {row["title"]: row["cells"] for row in read(step["run"])["rows"]}
+            cells = [
+                " / ".join(percent(found[title][c]["accuracy"]) for c in measures)
+                for title in titles
+            ]
+        rows.append([step["change"], *cells])
+    return "\n".join(table_lines(["", *plan["head"]], rows))
+
+
+def _areas(results: dict[str, Any], model: str, measures: list[str]) -> list[str]:
+    """The AUC of scores at lambda 0.5, such as that of "MI-PL, untargeted"."""
+    found = {
+        f"{s['score']}, {s['attack']}": f"{s['auc']:.2f} [{s['low']:.2f}, {s['high']:.2f}]"
+        for s in results["figures"][model]["detection"]["scores"]
+        if s["lam"] in (None, 0.5)
+    }
+    return [found[measure] for measure in measures]
 
 
 def _with_paper(cells: list[str], columns: list[str], printed: dict[str, str]) -> list[str]:

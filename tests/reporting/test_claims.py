@@ -47,7 +47,7 @@ def test_more_robust_under_both_attacks(defended, bare, expected):
 )
 def test_the_best_baseline_is_the_one_to_beat(noise, expected):
     rows = [BARE, HELPS, row("mixup", "gaussian", *noise), row("mixup", "rotation", 480, 10, 10)]
-    assert verdict(results(*rows), "beats-baselines") == expected
+    assert verdict(results(*rows), "beats-baseline") == expected
 
 
 def test_the_ablation():
@@ -136,7 +136,7 @@ def test_each_mi_ol_row_is_compared_with_the_baselines_of_its_own_group():
     ]
     noise = row("mixup", "gaussian", 470, 90, 100)
     found = results(BARE, HELPS, noise, *tuned)
-    first, second = about(found, "beats-baselines")
+    first, second = about(found, "beats-baseline")
     assert (first.about, first.verdict) == (("mixup + mi-ol",), "holds")
     assert (second.about, second.verdict) == (("tuned MI-OL",), "does not hold")
     assert "tuned noise" not in first.evidence
@@ -225,9 +225,9 @@ def test_a_rival_is_beaten_only_if_the_interval_says_so():
     ours = row("mixup", "mi-ol", *(first(250) for _ in range(3)))
     best = row("mixup", "gaussian", *(first(240) for _ in range(3)))
     other = row("mixup", "rotation", *(first(235, skip=265) for _ in range(3)))
-    assert verdict(results(ours, best), "beats-baselines") == "holds"
+    assert verdict(results(ours, best), "beats-baseline") == "holds"
     found = results(ours, best, other)
-    (claim,) = about(found, "beats-baselines")
+    (claim,) = about(found, "beats-baseline")
     assert claim.verdict == "undecided"
     assert "compared with mixup + rotation" in claim.evidence
 
@@ -280,10 +280,10 @@ def test_a_new_baseline_is_compared_without_an_edit():
     """A defence counts as a baseline by its group; one that nobody knows is left out."""
     other = row("mixup", "brand-new", 480, 300, 400)
     found = results(BARE, HELPS, row("mixup", "gaussian", 480, 50, 60), other)
-    assert verdict(found, "beats-baselines") == "holds"
+    assert verdict(found, "beats-baseline") == "holds"
     DEFENSES.register("brand-new", group="baseline")(lambda model: model)
     try:
-        assert verdict(found, "beats-baselines") == "does not hold"
+        assert verdict(found, "beats-baseline") == "does not hold"
     finally:
         DEFENSES.remove("brand-new")
 

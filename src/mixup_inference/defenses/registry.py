@@ -35,7 +35,7 @@ from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.pool import Pool
 from mixup_inference.registry import Registry
 
-Group = Literal["none", "mixup", "baseline", "user"]
+Group = Literal["none", "mixup", "baseline", "published", "control", "user"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class DefenseEntry:
         factory: called with the model, the pool if it takes one, and the settings.
         fixed: settings that the name implies.
         random: whether an image can get different answers.
-        group: what it is compared as.
+        group: what it is compared as; "published" is a baseline as the paper's published code has it,
+            "control" a filter that shows what blurring alone does to oblivious attacks.
         title: in tables and figures; by default the factory's attribute ``title``, or the name.
         grid: the settings that tuning tries, from gentle to strong; by default the factory's
             attribute ``grid``.
@@ -133,6 +134,7 @@ def _undefended(model: nn.Module) -> nn.Module:
 
 
 _baseline = partial(DefenseEntry, group="baseline")
+_published = partial(DefenseEntry, group="published")
 _mixup = partial(DefenseEntry, group="mixup")
 
 _SIGMAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.12, 0.2, 0.3, 0.4)
@@ -167,13 +169,14 @@ for _name, _factory, _title, _grid in (
     ("crop-resize", published.PublishedCropResize, "Guo et al.", _SIZES),
 ):
     DEFENSES.add(
-        _baseline(f"{_name}-published", _factory, title=f"{_title} (published code)", grid=_grid)
+        _published(f"{_name}-published", _factory, title=f"{_title} (published code)", grid=_grid)
     )
 _fixed = partial(_baseline, random=False)
+_control = partial(DefenseEntry, group="control", random=False)
 DEFENSES.add(_fixed("jpeg", JpegCompression, title="JPEG", grid=_QUALITIES))
 DEFENSES.add(_fixed("bit-depth", BitDepthReduction, title="bit depth", grid=_BITS))
-DEFENSES.add(_fixed("blur", GaussianBlur, title="Gaussian blur", grid=_BLURS))
-DEFENSES.add(_fixed("resize", Resize, title="resize down and up", grid=_SHRUNK))
+DEFENSES.add(_control("blur", GaussianBlur, title="Gaussian blur", grid=_BLURS))
+DEFENSES.add(_control("resize", Resize, title="resize down and up", grid=_SHRUNK))
 DEFENSES.add(
     _baseline("total-variation", TotalVariationMinimization, title="total variation", grid=_DROPS)
 )

@@ -17,6 +17,13 @@ from mixup_inference.reporting.selection import gain, strongest_attacks
 #: The lambda of MI-OL where a row does not set one.
 DEFAULT_LAM = 0.5
 
+#: What MI-OL is compared with, by the group of the defence.
+RIVALS = {
+    "published": "the baselines of the published code",
+    "baseline": "the other inference-time defences",
+    "control": "low-pass filters",
+}
+
 #: A defended row and the undefended row of the same model.
 Pair = tuple[Row, Row]
 
@@ -48,9 +55,10 @@ def _defended(results: Results, objective: str) -> Iterator[Claim]:
             statement = f"{on} improves robustness to oblivious attacks{which}."
             yield _better(results, "oblivious-robustness", statement, row, bare)
         alike = [other for other in same if other["group"] == row["group"]]
-        if rivals := [other for other in alike if group_of(other["defense"]) == "baseline"]:
-            statement = f"{on} outperforms the other inference-time defences{which}."
-            yield _better(results, "beats-baselines", statement, row, rivals)
+        for group, name in RIVALS.items():
+            if rivals := [other for other in alike if group_of(other["defense"]) == group]:
+                statement = f"{on} outperforms {name}{which}."
+                yield _better(results, f"beats-{group}", statement, row, rivals)
 
 
 def _better(results: Results, id_: str, statement: str, row: Row, others: list[Row]) -> Claim:
