@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Self, Unpack
 
 import torch
@@ -15,6 +16,25 @@ from mixup_inference.draws import Draws, Stream, make_key
 from mixup_inference.pool import Pool
 from mixup_inference.utils.profiling import Stage, timed
 from mixup_inference.validation import check_images, check_number
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What MI-Combined finds out about each input.
+
+    Attributes:
+        before: log F(x).
+        score: the gap, of the draws that were made.
+        detected: whether it exceeds the threshold.
+        answer: the log of the prediction.
+        draws: how many were made, of MI-PL and MI-OL together.
+    """
+
+    before: Tensor
+    score: Tensor
+    detected: Tensor
+    answer: Tensor
+    draws: Tensor
 
 
 class CombinedInference(EarlyStopping):
@@ -95,6 +115,12 @@ class CombinedInference(EarlyStopping):
         return self._predict(check_images(x), index, stream, self.stop_for(x))[0]
 
     @timed(Stage.AVERAGING)
+    @torch.no_grad()
+    def examine(self, x: Tensor, *, index: Tensor | None = None, stream: Stream = 0) -> Examined:
+        """Both parts, step by step; they stop drawing as ``stop`` says. No gradients."""
+        return self._examine(check_images(x), index, stream, self.stop)
+
+    @timed(Stage.AVERAGING)
     def draw(
         self, x: Tensor, draws: int, *, index: Tensor | None = None, stream: Stream = 0
     ) -> Tensor:
@@ -117,16 +143,28 @@ class CombinedInference(EarlyStopping):
         stop: Stop | None,
         draws: int | None = None,
     ) -> tuple[Tensor, Tensor]:
+        found = self._examine(x, index, stream, stop, draws)
+        return found.answer, found.draws
+
+    def _examine(
+        self,
+        x: Tensor,
+        index: Tensor | None,
+        stream: Stream,
+        stop: Stop | None,
+        draws: int | None = None,
+    ) -> Examined:
         detect, defend = self.part_numbers(x, index, stream, draws)
         before = self.detector.base_log_probs(x)
-        found, after, used = until_side(
+        score, after, used = until_side(
             self.detector, x, before, detect, stop,
             threshold=self.threshold, convention=self.convention,
         )  # fmt: skip
+        detected = score > self.threshold
         answer = before if self.convention == "paper" else after
-        rows = torch.nonzero(found).flatten()
+        rows = torch.nonzero(detected).flatten()
         if len(rows):
             y_hat = before[rows].detach().argmax(1)
             some, more = until_label(self.defender, x[rows], y_hat, defend.at(rows), stop)
             answer, used = answer.index_copy(0, rows, some), used.index_add(0, rows, more)
-        return answer, used
+        return Examined(before, score, detected, answer, used)

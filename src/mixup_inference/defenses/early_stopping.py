@@ -91,17 +91,17 @@ def until_side(
     threshold: float,
     convention: Convention,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Whether the gap to ``before``, log F(x), exceeds the threshold.
+    """The gap to ``before``, log F(x), from the draws that decide if it exceeds the threshold.
 
     Returns:
-        That for each input; log F_MI of the draws that decide it, all if ``stop`` is None; and how
-        many they were.
+        The gap of each input, on the threshold's side that all draws would give with "exact"; log
+        F_MI of the draws that were made, all if ``stop`` is None; and how many they were.
     """
     y_hat = before.detach().argmax(1)
     if stop is None:
         after = mi.average(x, y_hat, numbers)
-        found = gap(before.detach(), after.detach(), convention) > threshold
-        return found, after, torch.full_like(y_hat, len(numbers.k))
+        score = gap(before.detach(), after.detach(), convention)
+        return score, after, torch.full_like(y_hat, len(numbers.k))
     mi.prepare()
     level, beyond = before.exp().amax(1) - threshold, _beyond(mi)
     question: Question = WhichSide(level, y_hat, beyond)
@@ -110,7 +110,7 @@ def until_side(
     mean, used = _until(mi, x, y_hat, numbers, question, stop)
     after = log_of(mean)
     decided = after if stop == "exact" else mean.clamp(min=0).log()
-    return gap(before, decided, convention) > threshold, after, used
+    return gap(before, decided, convention), after, used
 
 
 @torch.no_grad()

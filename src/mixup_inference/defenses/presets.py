@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from mixup_inference.defenses.base import Options
 from mixup_inference.defenses.registry import make_defense, settings_of
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.pool import Pool
-from mixup_inference.utils.io import parse_toml, read_text, write_text
+from mixup_inference.utils.io import parse_toml, read_text, toml_value, write_text
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,8 @@ def write_preset(
 ) -> None:
     """Write a defence and its settings, below a comment."""
     lines = [f"# {line}".rstrip() for line in comment.splitlines()]
-    lines += [f'defense = "{defense}"']
-    lines += [f"{name} = {_toml(value)}" for name, value in settings.items()]
+    pairs = {"defense": defense, **settings}
+    lines += [f"{name} = {toml_value(value)}" for name, value in pairs.items()]
     write_text(path, "\n".join(lines) + "\n")
 
 
@@ -110,10 +109,3 @@ def read_preset(path: Path) -> tuple[str, dict[str, Any]]:
     if not isinstance(defense, str):
         raise InputError(f'the preset {path} must say which defence it is for: defense = "mi-ol".')
     return defense, content
-
-
-def _toml(value: Any) -> str:
-    """A number, string, truth value or list, which TOML writes like JSON; or a small table."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
-    return json.dumps(value, ensure_ascii=False)

@@ -47,8 +47,8 @@ class DefenseEntry:
         factory: called with the model, the pool if it takes one, and the settings.
         fixed: settings that the name implies.
         random: whether an image can get different answers.
-        group: what it is compared as; "published" is a baseline as the paper's published code has it,
-            "control" a filter that shows what blurring alone does to oblivious attacks.
+        group: what it is compared as; "published" is a baseline as the paper's published code has
+            it, "control" a filter that shows what blurring alone does to oblivious attacks.
         title: in tables and figures; by default the factory's attribute ``title``, or the name.
         grid: the settings that tuning tries, from gentle to strong; by default the factory's
             attribute ``grid``.

@@ -225,11 +225,11 @@ class MixupDetector(Detector):
         threshold = self.calibrated()
         check_images(x)
         mi, before = self.inference, self.inference.base_log_probs(x)
-        found, _, used = until_side(
+        score, _, used = until_side(
             mi, x, before, mi.numbers(x, index, stream), mi.stop,
             threshold=threshold, convention=self.convention,
         )  # fmt: skip
-        return found, used
+        return score > threshold, used
 
     def extra_repr(self) -> str:
         """The settings beside those of mixup inference."""

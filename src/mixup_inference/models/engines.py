@@ -7,11 +7,7 @@ fast as "folded" on processors that compute in bfloat16 (on others it may be far
 
 from __future__ import annotations
 
-import importlib
-import logging
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from timeit import repeat
 from typing import Any
@@ -23,6 +19,13 @@ from torch import Tensor, nn
 from mixup_inference.errors import InputError
 from mixup_inference.models.call import eval_mode, state_of, unwrap
 from mixup_inference.models.folding import allowed, bare, deviation, fold
+from mixup_inference.models.onnx_network import (
+    OnnxNetwork,
+    export_network,
+    library,
+    pair,
+    quiet_export,
+)
 from mixup_inference.utils.profiling import Stage, timed
 from mixup_inference.validation import check_choice
 
@@ -110,31 +113,13 @@ def _compiled(model: nn.Module, _: Tensor) -> Run:
 
 
 def _onnx(model: nn.Module, x: Tensor) -> Run:
-    runtime, _ = _library("onnxruntime"), _library("onnxscript")
-    with _silent():
-        program = torch.onnx.export(
-            bare(model), (_pair(x),), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},),
-            verbose=False,
-        )  # fmt: skip
-    assert program is not None
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = runtime.InferenceSession(
-        program.model_proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    name = session.get_inputs()[0].name
-
-    def run(x: Tensor) -> Tensor:
-        (out,) = session.run(None, {name: x.contiguous().cpu().numpy()})
-        return torch.from_numpy(out).to(x)
-
-    return run
+    return OnnxNetwork(export_network(bare(model), x))
 
 
 def _openvino(model: nn.Module, x: Tensor) -> Run:
-    openvino = _library("openvino")
-    with _silent():
-        program = openvino.convert_model(bare(model), example_input=_pair(x))
+    openvino = library("openvino")
+    with quiet_export():
+        program = openvino.convert_model(bare(model), example_input=pair(x))
     settings = {
         "INFERENCE_PRECISION_HINT": "f32",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
@@ -147,34 +132,6 @@ def _openvino(model: nn.Module, x: Tensor) -> Run:
         return torch.from_numpy(out.copy()).to(x)
 
     return run
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Silence the logs and warnings of an exporter."""
-    log = logging.getLogger("torch.onnx")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(before)
-
-
-def _pair(x: Tensor) -> Tensor:
-    """Two images: a batch of one would be taken for a fixed size."""
-    return x[:1].repeat(2, 1, 1, 1)
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise InputError(
-            f"this engine needs {name}: {error}. Run `pip install mixup-inference[engines]`."
-        ) from error
 
 
 ENGINES: dict[str, Callable[[nn.Module, Tensor], Run]] = {

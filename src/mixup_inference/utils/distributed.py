@@ -124,12 +124,13 @@ def join_restarted(backend: str) -> bool:
     the number of the restart may differ between them, and nothing is done.
     """
     from torch import distributed  # noqa: PLC0415
+    from torch.distributed.rendezvous import rendezvous  # noqa: PLC0415
 
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if restart == "0" or os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]:
         return False
-    store, rank, size = next(distributed.rendezvous("env://"))
-    own = distributed.PrefixStore(f"restart {restart}", store)
+    store, rank, size = next(rendezvous("env://"))
+    own = distributed.distributed_c10d.PrefixStore(f"restart {restart}", store)
     distributed.init_process_group(backend, store=own, rank=rank, world_size=size)
     return True
 

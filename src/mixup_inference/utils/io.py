@@ -173,6 +173,42 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
     return document
 
 
+def to_toml(document: Mapping[str, Any]) -> str:
+    """Write TOML: plain values first, then a section for each table; without what is None.
+
+    >>> print(to_toml({"a": 1, "b": {"c": [0.5, "x"], "d": None}}), end="")
+    a = 1
+    <BLANKLINE>
+    [b]
+    c = [0.5, "x"]
+    """
+    given = {name: value for name, value in document.items() if value is not None}
+    tables = {name: value for name, value in given.items() if isinstance(value, Mapping)}
+    lines = [_toml_pair(name, given[name]) for name in given if name not in tables]
+    for name, table in tables.items():
+        pairs = [_toml_pair(key, value) for key, value in table.items() if value is not None]
+        lines += ["", f"[{_toml_key(name)}]", *pairs]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _toml_pair(name: str, value: Any) -> str:
+    return f"{_toml_key(name)} = {toml_value(value)}"
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
+
+
+def toml_value(value: Any) -> str:
+    """A number, string or truth value, which TOML writes like JSON, or lists and tables of them."""
+    if isinstance(value, Mapping):
+        pairs = (_toml_pair(key, one) for key, one in value.items() if one is not None)
+        return "{" + ", ".join(pairs) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
+
+
 def parse_json(text: str | bytes, source: str) -> Any:
     """Parse JSON, likewise."""
     return _parsed(json.loads, text, "JSON", source)

@@ -1,0 +1,307 @@
+"""The guard: F's answer, unless MI-PL finds the input suspicious; then MI-OL's (Section 4.3)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from mixup_inference.datasets import as_tensors, random_order
+from mixup_inference.defenses import CombinedInference, MixupInference, get_preset
+from mixup_inference.errors import InputError
+from mixup_inference.evaluation import evaluate
+from mixup_inference.experiments.spec.fields import Count, NotNegative, Table
+from mixup_inference.guard.calibration import Calibration, Drift, calibrate, drift
+from mixup_inference.guard.evaluation import Evaluation, evaluate_guard
+from mixup_inference.models.call import dtype_of
+from mixup_inference.pool import Pool
+from mixup_inference.utils.io import hash_tensors
+from mixup_inference.utils.progress import SILENT, Progress
+from mixup_inference.validation import as_pixels, check_images, check_index
+
+#: The stream of a guard's draws: a seed gives the same ones in any release and engine.
+STREAM = "guard"
+
+#: Of a guard that is about to be calibrated.
+UNSET = Calibration(threshold=1, false_positive_rate=1, points=1, flagged=0, low=0, high=1)
+
+
+class Settings(Table):
+    """The settings of MI-Combined behind a guard; see ``CombinedInference``."""
+
+    lam_detect: float = Field(default=0.5, ge=0, le=1)
+    lam_defend: float = Field(default=0.4, ge=0, le=1)
+    draws: Count = 30
+    sampling: Literal["independent", "stratified"] = "independent"
+    control_variate: bool = False
+    stop: Literal["exact", "confident"] | None = "exact"
+    error: float = Field(default=0.05, gt=0, le=0.5)
+    engine: str = "folded"
+    seed: NotNegative = 0
+
+    @classmethod
+    def of_preset(cls, name: str, **others: Any) -> Self:
+        """The settings of a preset of MI-Combined, or of a file that ``tune`` wrote."""
+        preset = get_preset(name)
+        if preset.kind != "mi-combined":
+            raise InputError(
+                f"a guard needs a preset of mi-combined; {name} is one of {preset.kind}."
+            )
+        kept = {key: value for key, value in preset.settings.items() if key != "threshold"}
+        return cls(**(kept | others))
+
+
+class PoolCost(Table):
+    """What it costs that only a part of the pool travels with the guard.
+
+    Attributes:
+        images: of the whole pool.
+        points: clean images on which MI-OL was measured.
+        whole: how many of them it classifies correctly with the whole pool.
+        part: and with the part.
+    """
+
+    images: Count
+    points: Count
+    whole: NotNegative
+    part: NotNegative
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a guard says of each image: named arrays, one row an image.
+
+    Attributes:
+        label: the answer: F's label, or MI-OL's where the image is flagged.
+        probabilities: those of the answer.
+        undefended_label: F's label.
+        score: how much mixing lowers the confidence in F's label; larger is more suspicious.
+        is_adversarial: whether the score exceeds the threshold. An attack that knows the guard
+            evades this, see ``Guard.evaluate``: False does not mean that the image is clean.
+        draws: how many random mixtures were made.
+    """
+
+    label: Tensor
+    probabilities: Tensor
+    undefended_label: Tensor
+    score: Tensor
+    is_adversarial: Tensor
+    draws: Tensor
+
+
+class Guard:
+    """A calibrated MI-Combined: predict, flag, save, load, check.
+
+    An adaptive attack evades it (``evaluate`` measures how often), so it is a monitor for careless
+    and transferred attacks, not a wall.
+
+    Args:
+        model: any classifier from NCHW images in [0, 1] to logits.
+        pool: the clean images that it mixes with.
+        calibration: with the threshold.
+        settings: of MI-Combined.
+        class_names: of the labels.
+        pool_cost: what it costs that the pool is a part of a larger one.
+        evaluation: what ``evaluate`` has measured.
+
+    >>> images, labels = torch.rand(60, 1, 4, 4), torch.arange(60) % 2
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    >>> guard = Guard.fit(model, Pool(images[:20], labels[:20]), images[20:], draws=5)
+    >>> answer = guard.predict(images[:3], seeds=torch.tensor([7, 8, 9]))
+    >>> answer.label.shape, answer.probabilities.shape, answer.is_adversarial.dtype
+    (torch.Size([3]), torch.Size([3, 2]), torch.bool)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        pool: Pool,
+        calibration: Calibration,
+        settings: Settings | None = None,
+        *,
+        class_names: Sequence[str] = (),
+        pool_cost: PoolCost | None = None,
+        evaluation: Evaluation | None = None,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.calibration = calibration
+        self.pool_cost = pool_cost
+        self.evaluation = evaluation
+        self.class_names = tuple(class_names) or tuple(map(str, range(pool.classes)))
+        if len(self.class_names) != pool.classes:
+            raise InputError(
+                f"there are {len(self.class_names)} class names for {pool.classes} classes."
+            )
+        self.inference = _inference(model, pool, self.settings, calibration.threshold)
+
+    @classmethod
+    def fit(
+        cls,
+        model: nn.Module,
+        pool: Pool,
+        clean_images: Tensor | Iterable[Any],
+        clean_labels: Tensor | None = None,
+        *,
+        false_positive_rate: float = 0.05,
+        per_class: int | None = None,
+        class_names: Sequence[str] = (),
+        data: str = "",
+        preset: str | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Calibrate a guard on clean images.
+
+        Args:
+            model: any classifier from NCHW images in [0, 1] to logits.
+            pool: clean images with labels, such as the training images; they are kept in 8 bits.
+            clean_images: NCHW, uint8 or float in [0, 1]; neither in the pool nor trained on.
+            clean_labels: for false alarms class by class.
+            false_positive_rate: how many new clean images may be flagged.
+            per_class: take so many images of each class from the pool, which makes the folder of
+                the guard small; with labels, what that costs is measured (``pool_cost``).
+            class_names: of the labels.
+            data: the name of the data set, for the record.
+            preset: a preset of mi-combined by name, or a file that ``tune`` wrote.
+            **settings: see ``Settings``; they come before those of the preset.
+        """
+        chosen = Settings(**settings) if preset is None else Settings.of_preset(preset, **settings)
+        if not isinstance(clean_images, Tensor) or clean_labels is not None:
+            clean_images, clean_labels = as_tensors(
+                clean_images, clean_labels, what="the clean images"
+            )
+        part = in_8_bits(pool if per_class is None else balanced(pool, per_class))
+        cost = None
+        if per_class is not None and clean_labels is not None:
+            cost = _cost(model, pool, part, chosen, clean_images, clean_labels)
+        guard = cls(model, part, UNSET, chosen, class_names=class_names, pool_cost=cost)
+        guard.calibration = calibrate(
+            guard.scores(clean_images),
+            false_positive_rate,
+            labels=clean_labels,
+            names=guard.class_names,
+            data=data,
+            date=date.today().isoformat(),
+            images=hash_tensors(clean_images),
+        )
+        guard.inference.threshold = guard.calibration.threshold
+        return guard
+
+    @property
+    def model(self) -> nn.Module:
+        """F."""
+        return self.inference.model
+
+    @property
+    def pool(self) -> Pool:
+        """The clean images that it mixes with."""
+        return self.inference.pool
+
+    def predict(self, x: Tensor, *, seeds: Tensor | None = None) -> Answer:
+        """Answer for images, NCHW, uint8 or float in [0, 1].
+
+        ``seeds`` are one integer for each image, from which all of its draws follow: an image with
+        its seed has the same answer in any batch. By default the operating system's random numbers
+        are taken, new ones at each call.
+        """
+        x = check_images(as_pixels(x, dtype_of(self.model)))
+        seeds = fresh_seeds(len(x)) if seeds is None else seeds
+        index = check_index(seeds, count=len(x), device=x.device)
+        found = self.inference.examine(x, index=index, stream=STREAM)
+        return Answer(
+            label=found.answer.argmax(1),
+            probabilities=found.answer.exp(),
+            undefended_label=found.before.argmax(1),
+            score=found.score,
+            is_adversarial=found.detected,
+            draws=found.draws,
+        )
+
+    @torch.no_grad()
+    def scores(self, images: Tensor) -> Tensor:
+        """The score of each image from all draws, whatever ``stop`` says; the draws are fixed."""
+        everything = _inference(
+            self.model, self.pool, self.settings.model_copy(update={"stop": None}), 1.0
+        )
+        parts = [
+            everything.examine(as_pixels(images[rows], dtype_of(self.model)), index=rows).score
+            for rows in torch.arange(len(images)).split(256)
+        ]
+        return torch.cat(parts)
+
+    def check(self, clean_images: Tensor) -> Drift:
+        """Whether the false alarms on new clean images fit the calibration."""
+        return drift(self.calibration, self.predict(clean_images).is_adversarial)
+
+    def evaluate(
+        self, x: Tensor, y: Tensor, *, progress: Progress = SILENT, **options: Any
+    ) -> Evaluation:
+        """Attack the guard, and keep what was measured; see ``evaluate_guard``."""
+        self.evaluation = evaluate_guard(self.inference, x, y, progress=progress, **options)
+        return self.evaluation
+
+    def save(self, folder: str | Path, *, half: bool = False) -> Path:
+        """Write the guard as a folder that can be copied to another machine."""
+        from mixup_inference.guard.folder import save_guard  # noqa: PLC0415 (imports this module)
+
+        return save_guard(self, Path(folder), half=half)
+
+    @classmethod
+    def load(cls, folder: str | Path, model: nn.Module | None = None) -> Guard:
+        """Read a folder that ``save`` wrote; ``model`` if the network did not travel with it."""
+        from mixup_inference.guard.folder import load_guard  # noqa: PLC0415
+
+        return load_guard(Path(folder), model)
+
+
+def _cost(
+    model: nn.Module, pool: Pool, part: Pool, settings: Settings, images: Tensor, labels: Tensor
+) -> PoolCost:
+    """Measure MI-OL with the whole pool and with a part of it."""
+    right = []
+    for some in (pool, part):
+        defended = MixupInference(
+            model, some, lam=settings.lam_defend, draws=settings.draws, engine=settings.engine
+        )
+        right.append(evaluate(defended, images, labels).correct)
+    return PoolCost(images=len(pool), points=len(labels), whole=right[0], part=right[1])
+
+
+def _inference(
+    model: nn.Module, pool: Pool, settings: Settings, threshold: float
+) -> CombinedInference:
+    return CombinedInference(model, pool, threshold=threshold, **settings.model_dump())
+
+
+def fresh_seeds(count: int) -> Tensor:
+    """Seeds from the operating system, which nobody can foresee."""
+    return torch.from_numpy(np.frombuffer(bytearray(os.urandom(8 * count)), dtype=np.int64))
+
+
+def in_8_bits(pool: Pool) -> Pool:
+    """The pool with its images rounded to 8 bits, as a guard keeps them."""
+    if pool.images.dtype == torch.uint8:
+        return pool
+    images = (pool.images * 255).round().clamp(0, 255).to(torch.uint8)
+    return Pool(images, pool.labels, classes=pool.classes)
+
+
+def balanced(pool: Pool, per_class: int, *, seed: int = 0) -> Pool:
+    """A pool of as many random images of each class, or all of a class that has fewer.
+
+    >>> small = balanced(Pool(torch.zeros(30, 1, 2, 2), torch.arange(30) % 3), 4)
+    >>> len(small), torch.bincount(small.labels).tolist()
+    (12, [4, 4, 4])
+    """
+    order = random_order(len(pool), seed=seed, name="guard's pool")
+    labels = pool.labels[order]
+    rows = [order[labels == label][:per_class] for label in range(pool.classes)]
+    chosen = torch.cat(rows).sort().values
+    return Pool(pool.images[chosen], pool.labels[chosen], classes=pool.classes)
