@@ -10,9 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ship import held_out, trained_on
 from torch import nn
 
-from mixup_inference import from_pretrained, load_dataset
+from mixup_inference import from_pretrained
 from mixup_inference.metrics.accuracy import wilson
 from mixup_inference.models import shipped_models
 from mixup_inference.theory import linearity
@@ -22,8 +23,8 @@ RESULTS = Path(__file__).parents[1] / "results"
 TITLES = {
     "erm": "plain training (ERM)",
     "mixup": "mixup",
-    "at": "adversarial training, clean and attacked images 1:1",
-    "iat": "interpolated adversarial training, clean and attacked images 1:1",
+    "at": "adversarial training",
+    "iat": "interpolated adversarial training",
 }
 LIMITS = """\
 ## What it must not be used for
@@ -31,8 +32,8 @@ LIMITS = """\
 - As a defence against somebody who knows of it. The attacks of this card ignore the defence, as
   those of the paper's tables do; attacks through a defence can leave less, down to what they leave
   without it.
-- To classify photographs for a decision that matters: it knows {classes} classes in images of 32x32
-  pixels, and answers with one of them whatever it sees.
+- To classify photographs for a decision that matters: it knows {classes} classes in images of
+  {size}x{size} pixels, and answers with one of them whatever it sees.
 - With a pool of test images, if the accuracy is to be believed.
 """
 
@@ -42,27 +43,30 @@ def card(name: str) -> str:
     model = from_pretrained(name)
     header: dict[str, Any] = model.card
     recipe, data, objective = header["recipe"], header["data"], header["objective"]
-    size = sum(parameter.numel() for parameter in model.parameters())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     inner = (
-        f"; inner attack {recipe['steps']} steps of {_in_255(recipe['step'])}, eps "
-        f"{_in_255(recipe['eps'])}"
+        f"; {100 * recipe['adv_ratio']:g}% of the loss on attacked images; inner attack "
+        f"{recipe['steps']} steps of {_in_255(recipe['step'])}, eps {_in_255(recipe['eps'])}"
         if OBJECTIVES[objective].adversarial
         else ""
     )
-    beta = f"; Beta({recipe['alpha']:g}, {recipe['alpha']:g})"
-    mixing = beta if OBJECTIVES[objective].uses_mixup else ""
-    schedule = (
-        f"{recipe['epochs']} epochs, batches of {recipe['batch_size']}, one cycle up to "
-        f"{recipe['lr']:g}, weight decay {recipe['weight_decay']:g}, flips, crops; "
-        f"{recipe['precision']}; seed {header['seed']}"
-    )
-    classes = header["architecture"]["num_classes"]
+    mixing = _mixing(recipe) if OBJECTIVES[objective].uses_mixup else ""
+    parts = [
+        f"{recipe['epochs']} epochs",
+        f"batches of {recipe['batch_size']}",
+        _schedule(recipe),
+        f"weight decay {recipe['weight_decay']:g}",
+        *(["flips"] if recipe["flip"] else []),
+        *(["crops"] if recipe["crop_padding"] else []),
+    ]
+    schedule = f"{', '.join(parts)}; {recipe['precision'] or '32-true'}; seed {header['seed']}"
+    classes, size = (header["architecture"][key] for key in ("num_classes", "size"))
     facts = [
-        ("data", f"the 50,000 training images of {data}; the weights contain no images"),
-        ("network", f"`{header['architecture']['name']}`, {size:,} parameters"),
+        ("data", f"{trained_on(data):,} images of {data}; the weights contain no images"),
+        ("network", f"`{header['architecture']['name']}`, {parameters:,} parameters"),
         ("input", "NCHW, pixels in [0, 1]; the normalisation is inside"),
         ("recipe", f"{TITLES[objective]}{mixing}{inner}; {schedule}"),
-        ("time", f"{header['training_seconds'] / 60:.0f} minutes on one core"),
+        ("time", _time(header["training_seconds"])),
         ("again", f"`mixup-inference train {data}-training`"),
         ("kept in", "16 bits, and measured so"),
     ]
@@ -78,14 +82,35 @@ def card(name: str) -> str:
         *_accuracy(header, data, objective),
         *_linearity(model, data),
         *_defended(data, objective),
-        LIMITS.format(classes=classes),
+        LIMITS.format(classes=classes, size=size),
     ]
     return "\n".join(lines)
 
 
+def _time(seconds: int) -> str:
+    shown = f"{seconds} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+    return f"{shown} on one core"
+
+
+def _mixing(recipe: dict[str, Any]) -> str:
+    """How the ratios of the mixtures are drawn."""
+    if recipe["lam"] is not None:
+        return f"; lambda {recipe['lam']:g} in all mixtures"
+    each = "batch" if recipe.get("ratio") == "batch" else "sample"
+    return f"; Beta({recipe['alpha']:g}, {recipe['alpha']:g}), a ratio for each {each}"
+
+
+def _schedule(recipe: dict[str, Any]) -> str:
+    if recipe["schedule"] == "step":
+        return f"steps from {recipe['lr']:g}"
+    if recipe["warmup"] == 0:
+        return f"cosine from {recipe['lr']:g}"
+    return f"one cycle up to {recipe['lr']:g}"
+
+
 def _accuracy(header: dict[str, Any], data: str, objective: str) -> list[str]:
     clean = header["clean_accuracy"]
-    rows = [("clean, all test images", clean["correct"], clean["total"])]
+    rows = [("clean, all images held out", clean["correct"], clean["total"])]
     for row in _results(data, objective).get("rows", ()):
         if row["model"] == objective and row["defense"] == "none":
             rows += [
@@ -102,7 +127,7 @@ def _accuracy(header: dict[str, Any], data: str, objective: str) -> list[str]:
 
 
 def _linearity(model: nn.Module, data: str) -> list[str]:
-    found = linearity(model, load_dataset(data).test.images, pairs=1000)
+    found = linearity(model, held_out(data).pixels, pairs=1000)
     half = dict(zip(found.lams, found.curve, strict=True))[0.5]
     return [
         "## How linear it is",

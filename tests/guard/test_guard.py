@@ -80,7 +80,8 @@ def test_the_evaluation_shows_that_an_adaptive_attack_evades(digits):
     guard, x, y = digits
     found = guard.evaluate(x[:50], y[:50], eps=0.15, steps=30, draws=4)
     assert guard.evaluation is found
-    assert found.oblivious.undefended < 0.3 < 0.9 < found.clean.undefended
+    assert found.oblivious.undefended < 0.3
+    assert found.clean.undefended > 0.9
     assert found.adaptive.evaded > found.oblivious.evaded
     assert found.adaptive.flagged < found.oblivious.flagged
     for outcome in (found.clean, found.oblivious, found.adaptive):

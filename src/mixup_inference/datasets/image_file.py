@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+
+from mixup_inference.errors import InputError
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp"})
@@ -38,6 +41,7 @@ class ImageFile:
     size: tuple[int, int] = (0, 0)  # height and width, upright
     grey: bool = False
     problem: str | None = None  # why it cannot be read
+    content: bytes | None = None  # if it is not on disk
 
 
 @contextmanager
@@ -52,9 +56,10 @@ def pillow_warnings() -> Iterator[None]:
 def _with_image(file: ImageFile, use: Callable[[Image.Image], None]) -> None:
     """Hand over the image, not decoded yet; whatever goes wrong becomes the file's problem."""
     try:
-        if not file.path.is_file():  # opening a pipe would wait for ever
+        if file.content is None and not file.path.is_file():  # opening a pipe would wait for ever
             raise ValueError("not a regular file, or a broken link")
-        with Image.open(file.path, formats=FORMATS) as image:
+        source = file.path if file.content is None else io.BytesIO(file.content)
+        with Image.open(source, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError(f"{image.width}x{image.height} is more than {MAX_PIXELS:,} pixels")
             use(image)
@@ -90,6 +95,20 @@ def read_image(item: tuple[ImageFile, npt.NDArray[np.uint8]]) -> None:
         row[:] = np.asarray(fitted).reshape(height, width, channels).transpose(2, 0, 1)
 
     _with_image(file, decode)
+
+
+def read_picture(source: Path | bytes, shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
+    """One picture, scaled until it just covers (channels, height, width), its centre cut out.
+
+    InputError says why it cannot be read.
+    """
+    path, content = (Path("picture"), source) if isinstance(source, bytes) else (source, None)
+    file, row = ImageFile(path, 0, test=False, content=content), np.empty(shape, dtype=np.uint8)
+    with pillow_warnings():
+        read_image((file, row))
+    if file.problem is not None:
+        raise InputError(f"{path}: {file.problem}.")
+    return row
 
 
 def _orientation(image: Image.Image) -> int:

@@ -12,8 +12,9 @@ from mixup_inference.datasets import Dataset, LabelledImages, experiment_points,
 from mixup_inference.defenses import images_at_once
 from mixup_inference.errors import InputError, MixupInferenceWarning
 from mixup_inference.experiments.spec import Spec
+from mixup_inference.models import WEIGHTS, shipped_models
 from mixup_inference.pool import Pool
-from mixup_inference.utils.io import hash_tensors
+from mixup_inference.utils.io import hash_tensors, read_header
 from mixup_inference.utils.profiling import Stage, timed
 from mixup_inference.utils.progress import Progress
 
@@ -47,7 +48,9 @@ class ExperimentData:
         """The disjoint parts of the data: test, tuning, calibration, train."""
         data, dataset = self.spec.data, self.dataset
         sizes = {"test": data.test, "tuning": data.tuning, "calibration": data.calibration}
-        pretrained = [name for name in self.spec.models if not self.spec.is_trained(name)]
+        pretrained = [
+            name for name in self.spec.models if self._may_know(name, sum(sizes.values()))
+        ]
         if dataset.test is None and pretrained:
             warnings.warn(
                 f"{data.name} has no test part, so the test points are drawn from all of it. If "
@@ -58,6 +61,15 @@ class ExperimentData:
         points = experiment_points(dataset, sizes, seed=self.spec.seed)
         points["test"] = first(points["test"], data.used)
         return points
+
+    def _may_know(self, name: str, points: int) -> bool:
+        """Whether a model that is brought may have been trained on these held-out points."""
+        if self.spec.is_trained(name):
+            return False
+        weights = self.spec.models[name].weights
+        shipped = shipped_models().get(str(weights))
+        held_out = read_header(shipped / WEIGHTS).get("held_out") if shipped else None
+        return held_out is None or held_out["seed"] != self.spec.seed or held_out["points"] < points
 
     def hash_of(self, part: str) -> str:
         """A hash of one part of the points; of the training part without its positions."""
