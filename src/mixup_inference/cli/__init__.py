@@ -16,6 +16,7 @@ from cyclopts import App, CycloptsError, Parameter
 from mixup_inference import __version__
 from mixup_inference.cli.catalogue import data_app, models_app
 from mixup_inference.cli.console import examples, profiled
+from mixup_inference.cli.guard import guard_app
 from mixup_inference.cli.options import Common, Flag, OneModel, Part, Processes
 from mixup_inference.cli.runs import runs_app
 from mixup_inference.errors import MixupInferenceError, MixupInferenceWarning
@@ -44,6 +45,7 @@ app = App(
     version=__version__,
 )
 app.command(data_app)
+app.command(guard_app)
 app.command(models_app)
 app.command(runs_app)
 
