@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from mixup_inference import CombinedInference, GaussianNoise, InputError, MixupInference, evaluate
-from mixup_inference.models import engines
+from mixup_inference.models import engines, onnx_network
 from mixup_inference.models.engines import make_engine
 from mixup_inference.models.folding import ROUNDED, TOLERANCE
 
@@ -164,7 +164,9 @@ def test_mistakes(trained, pool, monkeypatch):
     with pytest.raises(InputError, match="did you mean 'folded'"):
         MixupInference(trained, pool, engine="foldet")
     monkeypatch.setattr(
-        engines.importlib, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name))
+        onnx_network.importlib,
+        "import_module",
+        lambda name: (_ for _ in ()).throw(ImportError(name)),
     )
     with pytest.raises(InputError, match=r"pip install mixup-inference\[engines\]"):
         make_engine("openvino", trained, torch.rand(2, 1, 8, 8))
