@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from numbers import Integral, Real
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -128,3 +128,10 @@ def check_number(
         bounds = f"in [{least:g}, {most:g}]" if most < math.inf else f"at least {least:g}"
         raise InputError(f"{what} must be {bounds}; saw {value!r}.")
     return number
+
+
+def describe(problem: Mapping[str, Any], name: str) -> str:
+    """A sentence for one of the problems that pydantic has with a setting of this name."""
+    if (cause := problem.get("ctx", {}).get("error")) is not None:
+        return str(cause)
+    return f"{problem['msg'].replace('Input should', f'{name} must')}; saw {problem['input']!r}."

@@ -102,3 +102,18 @@ def test_mistakes_are_said_in_words(words, said, tmp_path):
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_tuning_starts_from_a_preset(tmp_path):
+    options = ("--tune", "--preset", "cifar10/mixup+mi-combined", "--draws", "4", "-o", "guard")
+    done = call("guard", "fit", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert Guard.load(tmp_path / "guard").settings.draws == 4
+
+
+def test_a_setting_out_of_range_is_refused_in_a_sentence(tmp_path):
+    done = call("guard", "fit", "--lam-detect", "3", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "error: lam_detect must be less than or equal to 1; saw 3.0."
+    ]

@@ -38,11 +38,10 @@ def fit_guard(what: Fit, output: Path, data_root: Path | None, *, quiet: bool) -
     settings = _settings(what)
     if what.tune:
         points = data.points["tuning"]
-        chosen = tuned(
+        settings = tuned(
             model, pool, points.images, points.labels,
-            eps=eps, settings=Settings(**settings), progress=progress,
+            eps=eps, settings=settings, progress=progress,
         )  # fmt: skip
-        settings |= {"lam_detect": chosen.lam_detect, "lam_defend": chosen.lam_defend}
     clean = data.points["calibration"]
     guard = Guard.fit(
         model,
@@ -53,7 +52,7 @@ def fit_guard(what: Fit, output: Path, data_root: Path | None, *, quiet: bool) -
         per_class=what.per_class or None,
         class_names=train.class_names,
         data=what.data,
-        **settings,
+        **settings.model_dump(),
     )
     if what.evaluate:
         test = data.points["test"]
@@ -84,15 +83,13 @@ def _spec(what: Fit) -> Any:
     return check_spec(document, source="", allow_code=True)  # typing its name allows it
 
 
-def _settings(what: Fit) -> dict[str, Any]:
-    settings = {
-        "lam_detect": what.lam_detect,
-        "lam_defend": what.lam_defend,
-        "preset": what.preset,
-        "draws": what.draws,
-        "seed": what.seed,
+def _settings(what: Fit) -> Settings:
+    given = {
+        name: value
+        for name in ("lam_detect", "lam_defend", "draws", "seed")
+        if (value := getattr(what, name)) is not None
     }
-    return {name: value for name, value in settings.items() if value is not None}
+    return Settings(**given) if what.preset is None else Settings.of_preset(what.preset, **given)
 
 
 def _report(guard: Guard, folder: Path) -> None:

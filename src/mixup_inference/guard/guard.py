@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, ValidationError
 from torch import Tensor, nn
 
 from mixup_inference.datasets import as_tensors, random_order
@@ -25,7 +25,7 @@ from mixup_inference.models.call import dtype_of
 from mixup_inference.pool import Pool
 from mixup_inference.utils.io import hash_tensors
 from mixup_inference.utils.progress import SILENT, Progress
-from mixup_inference.validation import as_pixels, check_images, check_index
+from mixup_inference.validation import as_pixels, check_images, check_index, describe
 
 #: The stream of a guard's draws: a seed gives the same ones in any release and engine.
 STREAM = "guard"
@@ -46,6 +46,15 @@ class Settings(Table):
     error: float = Field(default=0.05, gt=0, le=0.5)
     engine: str = "folded"
     seed: NotNegative = 0
+
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            problems = (
+                describe(problem, ".".join(map(str, problem["loc"]))) for problem in error.errors()
+            )
+            raise InputError(" ".join(problems)) from None
 
     @classmethod
     def of_preset(cls, name: str, **others: Any) -> Self:

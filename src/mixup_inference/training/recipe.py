@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 from mixup_inference.errors import InputError, unknown_name
 from mixup_inference.registry import is_code
 from mixup_inference.training.objectives import OBJECTIVES
+from mixup_inference.validation import describe
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
@@ -46,13 +47,10 @@ def _plain_errors(cls: type[T]) -> type[T]:
 
 
 def _sentence(problem: Any) -> str:
-    name, cause = str(problem["loc"][0]), problem.get("ctx", {}).get("error")
+    name = str(problem["loc"][0])
     if problem["type"] == "unexpected_keyword_argument":
-        cause = unknown_name("setting", name, [field.name for field in fields(Recipe)])
-    if cause is not None:
-        return str(cause)
-    name += ", as fractions of the epochs," if name == "milestones" else ""
-    return f"{problem['msg'].replace('Input should', f'{name} must')}; saw {problem['input']!r}."
+        return str(unknown_name("setting", name, [field.name for field in fields(Recipe)]))
+    return describe(problem, name + ", as fractions of the epochs," * (name == "milestones"))
 
 
 #: The settings that 0.1.0 did not have, with their defaults.
