@@ -21,7 +21,7 @@ from mixup_inference import (
     pgd,
 )
 from mixup_inference.defenses.early_stopping import _bound, until_decided
-from mixup_inference.defenses.stopping_rules import WhichLabel, WhichSide
+from mixup_inference.defenses.stopping_rules import WhichLabel, WhichSide, _t_of_mean, _t_quantiles
 
 torch.manual_seed(0)
 L = 4
@@ -105,7 +105,7 @@ def test_exact_saves_draws():
     assert float(used.double().mean()) < 25
 
 
-@pytest.mark.parametrize("stop", ["exact", "confident"])
+@pytest.mark.parametrize("stop", ["exact", "likely", "confident"])
 @pytest.mark.parametrize("sampling", ["independent", "stratified"])
 def test_what_is_drawn_does_not_depend_on_the_batch(stop, sampling):
     options = {"draws": 40, "stop": stop, "sampling": sampling, "lam": 0.8, "error": 0.2}
@@ -275,6 +275,51 @@ def test_no_draw_is_below_the_bound():
     mean = mi.predictions.mean[:, :, None] - mi.predictions.mean[:, None]
     largest = float((every[None] - mean[:, None]).abs().max())
     assert 1 + 0.9 * largest <= _bound(mi) + 1e-9
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.1, 0.3])
+@pytest.mark.parametrize("made", [4, 8, 20])
+def test_the_mean_of_all_draws_is_where_likely_expects_it(spread, made):
+    """For normal draws it is farther away with the stated probability, or less with a prior."""
+    noise = torch.randn(20_000, 30, 1, generator=torch.Generator().manual_seed(made))
+    values = spread * noise.double()
+    used = torch.full((20_000,), made)
+    away = _t_of_mean(values - values.mean(1, keepdim=True), used, 30)[:, 0]
+    outside = float((away > _t_quantiles(30, 0.05)[used]).double().mean())
+    assert outside < 0.055
+    if spread > 0.2:  # the prior deviation is small beside it
+        assert outside > 0.045
+
+
+def test_likely_does_not_trust_a_few_equal_draws():
+    level = torch.tensor([0.5])
+    question = WhichSide(level, torch.tensor([0]), 0.0)
+    row = torch.tensor([0])
+    for mean, stops in ((0.52, False), (0.7, True)):
+        seen = torch.full((1, 4, 2), mean)
+        assert bool(question.likely(row, seen, torch.tensor([4]), 30, 0.01)) is stops
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.03])
+@pytest.mark.parametrize("better", [{}, {"sampling": "stratified"}, {"control_variate": True}])
+def test_likely_answers_as_all_draws_do_and_takes_fewer(trained, pool, parts, threshold, better):
+    x, y = parts["test"].pixels[:60], parts["test"].labels[:60]
+    x = torch.cat([x, pgd(trained, x, y, eps=0.1, step=0.025)])
+    index = torch.arange(120)
+    options = {"threshold": threshold, "draws": 30, **better}
+    every = MixupDetector(trained, pool, **options).detect(x, index=index)
+    quick = MixupDetector(trained, pool, stop="likely", error=0.01, **options)
+    found, used = quick.decide(x, index=index)
+    assert int((found != every).sum()) <= 4
+    exact = MixupDetector(trained, pool, stop="exact", **options)
+    assert float(used.double().mean()) < 0.8 * float(
+        exact.decide(x, index=index)[1].double().mean()
+    )
+    labels = MixupInference(trained, pool, draws=30, **better)(x, index=index).argmax(1)
+    mi = MixupInference(trained, pool, draws=30, stop="likely", error=0.01, **better)
+    log_p, used = mi.decide(x, index=index)
+    assert int((log_p.argmax(1) != labels).sum()) <= 4
+    assert float(used.double().mean()) < 22
 
 
 def test_mistakes():

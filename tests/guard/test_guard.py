@@ -68,6 +68,24 @@ def test_stopping_early_changes_no_decision(points, pool):
     assert int(one.draws.sum()) < int(two.draws.sum())
 
 
+def test_the_default_stops_sooner_and_says_what_that_changes(digits):
+    guard, x, _ = digits
+    assert guard.settings.stop == "likely"
+    every = Guard(
+        guard.model, guard.pool, guard.calibration, guard.settings.model_copy(update={"stop": None})
+    )
+    seeds = torch.arange(len(x))
+    one, two = guard.predict(x, seeds=seeds), every.predict(x, seeds=seeds)
+    same = int((one.is_adversarial == two.is_adversarial).sum())
+    assert same >= 0.97 * len(x)
+    assert float(one.draws.double().mean()) < 0.8 * float(two.draws.double().mean())
+    found = guard.stopping
+    assert found.points == 400
+    assert 0.97 * 400 <= found.same <= 400
+    assert abs(found.draws - float(one.draws.double().mean())) < 2  # on other clean images
+    assert every.stopping is None
+
+
 def test_false_alarms_of_new_images_fit(guard):
     from guard.conftest import images_of
 

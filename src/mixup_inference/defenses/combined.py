@@ -54,7 +54,8 @@ class CombinedInference(EarlyStopping):
         convention: "paper" or "official".
         **options: of both, see ``MixupInference`` and ``Options``. With ``stop``, MI-PL stops
             drawing for an input when it is decided whether it is detected, MI-OL when its label
-            is; ``error`` is the probability that "confident" is wrong, of each of the two.
+            is; ``error`` is the probability that "likely" or "confident" is wrong, for each of the
+            two.
     """
 
     detector: MixupInference  # MI-PL

@@ -24,7 +24,7 @@ from mixup_inference.validation import check_choice, check_images, check_number
 if TYPE_CHECKING:
     from mixup_inference.defenses.mixup import MixupInference
 
-Stop = Literal["exact", "confident"]
+Stop = Literal["exact", "likely", "confident"]
 
 #: How many numbers of drawn predictions are kept at a time.
 _KEPT = 1 << 25
@@ -59,8 +59,8 @@ class EarlyStopping(Defense):
         """The log of the prediction, and how many draws each input had: all, or as ``stop`` says.
 
         When it stops early, "exact" takes the draws that are missing to be like those that were
-        made, and its label is that of all draws; "confident" has the mean of those that were made.
-        No gradients.
+        made, and its label is that of all draws; "likely" and "confident" have the mean of those
+        that were made. No gradients.
         """
         return self._predict(check_images(x), index, stream, self.stop)
 
@@ -136,9 +136,13 @@ def _until(
     def decided(rows: Tensor, seen: Tensor, used: Tensor) -> Tensor:
         if exact:
             return question.settled(rows, seen.sum(1) - known[rows], used, draws)
+        if stop == "likely":
+            return question.likely(rows, seen, used, draws, mi.error)
         return question.certain(rows, seen, used, mi.error)
 
-    unit = 3 if exact else mi.p_s.round if mi.sampling == "stratified" else 5
+    unit = {"exact": 3, "likely": 4, "confident": 5}[stop]
+    if mi.sampling == "stratified" and not exact:
+        unit = mi.p_s.round
 
     def draw_on() -> tuple[Tensor, Tensor]:
         return until_decided(

@@ -55,10 +55,11 @@ class MixupInference(EarlyStopping):
             F(x~_k) - (1 - lam_k) (F(x_s,k) - mu), where mu is the expectation of F(x_s). The
             expectation stays the same, the variance falls, and F passes over the pool once.
         stop: stop drawing for an input when its label is decided: "exact", when the draws that
-            are left cannot change it; "confident", when it is that of infinitely many draws, but
-            for the probability ``error``. ``draws`` is then the most that are made. For labels
-            only: with gradients, in ``log_probs`` and for attacks all draws are made.
-        error: the probability that "confident" stops at another label.
+            are left cannot change it; "likely", when they do with about the probability ``error``
+            at most; "confident", when it is that of infinitely many draws, but for the probability
+            ``error``. ``draws`` is then the most that are made. For labels only: with gradients, in
+            ``log_probs`` and for attacks all draws are made.
+        error: the probability that "likely" and "confident" stop at another label.
         **options: draws, seed, fresh, chunk, engine; see ``Options``.
     """
 

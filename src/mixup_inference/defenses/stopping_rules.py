@@ -1,13 +1,15 @@
 """When the draws of an input decide an answer: its label, or the side of a detector's threshold.
 
-Two rules. *Exact*: the draws that are left cannot change the answer, so it is that of all N.
-*Confident*: it is that of infinitely many draws, but for a stated probability of error.
+Three rules. *Exact*: the draws that are left cannot change the answer, so it is that of all N.
+*Likely*: they are unlikely to change it. *Confident*: the answer is that of infinitely many draws,
+but for a stated probability of error.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -18,6 +20,10 @@ SLACK = 1e-4
 
 #: Stakes of the sequential test, as shares of the largest that cannot go bankrupt.
 STAKES = (0.03, 0.06, 0.12, 0.25, 0.4, 0.6, 0.8, 0.95)
+
+#: What "likely" assumes of the spread of an input's draws before it has seen one: this standard
+#: deviation, as if from so many draws. Without it, a few equal draws would settle everything.
+PRIOR_DEVIATION, PRIOR_DRAWS = 0.05, 3
 
 
 class Question(Protocol):
@@ -44,6 +50,12 @@ class Question(Protocol):
             error: the probability.
         """
 
+    def likely(self, rows: Tensor, seen: Tensor, used: Tensor, draws: int, error: float) -> Tensor:
+        """Whether the remaining draws change the answer with no more than this probability.
+
+        That holds for normally distributed draws, anew at each look. Arguments as above.
+        """
+
 
 @dataclass(frozen=True)
 class WhichLabel:
@@ -65,6 +77,13 @@ class WhichLabel:
         lead = seen.gather(2, leader[:, None, None].expand(-1, seen.shape[1], 1)) - seen
         capital = _log_capital(lead / self.bound).scatter(1, leader[:, None], torch.inf)
         return capital.amin(1) >= math.log((seen.shape[2] - 1) / error)
+
+    def likely(self, _: Tensor, seen: Tensor, used: Tensor, draws: int, error: float) -> Tensor:
+        """The leading class stays ahead of each rival."""
+        leader = seen.sum(1).argmax(1)[:, None]
+        lead = seen.gather(2, leader[..., None].expand(-1, seen.shape[1], 1)) - seen
+        distance = _t_of_mean(lead, used, draws).scatter(1, leader, torch.inf)
+        return distance.amin(1) > _t_quantiles(draws, error).to(seen)[used]
 
 
 @dataclass(frozen=True)
@@ -110,6 +129,13 @@ class WhichSide:
         is_above = highest.amax(1) >= math.log(count / error)
         return is_above | (lowest.amin(1) >= math.log(1 / error))
 
+    def likely(self, rows: Tensor, seen: Tensor, used: Tensor, draws: int, error: float) -> Tensor:
+        """A class stays above the level, or all of them stay below."""
+        above = self._of(rows, seen) - self.level[rows, None, None].to(seen)
+        distance = _t_of_mean(above, used, draws)
+        least = _t_quantiles(draws, error).to(seen)[used, None]
+        return (distance > least).any(1) | (distance < -least).all(1)
+
     def _of(self, rows: Tensor, values: Tensor) -> Tensor:
         """The classes that are asked about, (samples, draws, 1 or all)."""
         if self.column is None:
@@ -133,6 +159,40 @@ class Both:
         """Whether both are, each with half of the error."""
         one, two = (q.certain(rows, seen, used, error / 2) for q in (self.one, self.two))
         return one & two
+
+    def likely(self, rows: Tensor, seen: Tensor, used: Tensor, draws: int, error: float) -> Tensor:
+        """Whether both are, each with half of the error."""
+        one, two = (q.likely(rows, seen, used, draws, error / 2) for q in (self.one, self.two))
+        return one & two
+
+
+@cache
+def _t_quantiles(draws: int, error: float) -> Tensor:
+    """Student's t for 0, 1, ... draws that is exceeded with this probability."""
+    from scipy.stats import t  # noqa: PLC0415 (slow to import)
+
+    found = [float(t.ppf(1 - error, made - 1)) for made in range(2, draws + 1)]
+    return torch.tensor([math.inf, math.inf, *found])
+
+
+def _t_of_mean(values: Tensor, used: Tensor, draws: int) -> Tensor:
+    """How many standard deviations the mean of all draws is from zero, (samples, columns).
+
+    After k of N independent draws with the variance s^2, the mean of all N is expected to be that
+    of the k, with the variance s^2 (1/k - 1/N).
+
+    Args:
+        values: (samples, draws, columns); those from ``used`` on do not count.
+        used: k, for each sample.
+        draws: N.
+    """
+    k = used[:, None].to(values)
+    drawn = (torch.arange(values.shape[1], device=values.device) < used[:, None])[..., None]
+    mean = (values * drawn).sum(1) / k
+    squares = ((values - mean[:, None]) * drawn).square().sum(1)
+    cautious = (squares + PRIOR_DRAWS * PRIOR_DEVIATION**2) / (PRIOR_DRAWS + k - 1)
+    variance = torch.maximum(squares / (k - 1).clamp(min=1), cautious)
+    return mean / (variance * (1 / k - 1 / draws)).sqrt()
 
 
 def _log_capital(gains: Tensor) -> Tensor:

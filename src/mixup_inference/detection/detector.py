@@ -178,8 +178,8 @@ class MixupDetector(Detector):
     variant, the difference of the maxima. MI-PL (``labels="predicted"``) is the paper's choice
     for detection.
 
-    ``stop="exact"`` or ``"confident"`` stops drawing for an input as soon as it is decided whether
-    its score exceeds the threshold (``detect``); scores are always made of all draws.
+    With ``stop`` ("exact", "likely", "confident") no more is drawn for an input once it is decided
+    whether its score exceeds the threshold (``detect``); scores are always made of all draws.
 
     >>> from torch import nn
     >>> images, labels = torch.rand(20, 1, 4, 4), torch.arange(20) % 2

@@ -38,6 +38,7 @@ def card(guard: Guard, kind: str) -> str:
         shape="x".join(map(str, guard.pool.images.shape[1:])),
         found=guard.calibration,
         cost=guard.pool_cost,
+        stopping=guard.stopping,
         evaluation=evaluation,
         eps=evaluation and format_eps(evaluation.eps),
         ends=evaluation and evaluation.interval(evaluation.adaptive.evaded),

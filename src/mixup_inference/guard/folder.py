@@ -22,7 +22,7 @@ from mixup_inference.experiments.spec.fields import Count, Table
 from mixup_inference.guard.calibration import Calibration
 from mixup_inference.guard.card import CARD, card, network_name
 from mixup_inference.guard.evaluation import Evaluation
-from mixup_inference.guard.guard import Guard, PoolCost, Settings
+from mixup_inference.guard.guard import Guard, PoolCost, Settings, Stopping
 from mixup_inference.models import WEIGHTS, load_checkpoint, save_checkpoint
 from mixup_inference.models.call import dtype_of, logits_of
 from mixup_inference.models.checkpoint import config_of
@@ -66,6 +66,7 @@ class Document(Table):
     pool: dict[str, str | int]
     calibration: Calibration
     pool_cost: PoolCost | None = None
+    stopping: Stopping | None = None
     evaluation: Evaluation | None = None
     files: dict[str, str]
 
@@ -98,6 +99,7 @@ def save_guard(guard: Guard, folder: Path, *, half: bool = False) -> Path:
         pool={"images": len(pool), "hash": io.hash_tensors(pool.images, pool.labels)},
         calibration=guard.calibration,
         pool_cost=guard.pool_cost,
+        stopping=guard.stopping,
         evaluation=guard.evaluation,
         files={name: io.sha256_of(folder / name) for name in (*files, POOL)},
     ).model_dump(mode="json", exclude_none=True)
@@ -151,6 +153,7 @@ def load_guard(folder: Path, model: nn.Module | None = None) -> Guard:
         settings,
         class_names=document.network.class_names,
         pool_cost=document.pool_cost,
+        stopping=document.stopping,
         evaluation=document.evaluation,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from mixup_inference.datasets import as_tensors, random_order
 from mixup_inference.defenses import CombinedInference, MixupInference, get_preset
+from mixup_inference.defenses.combined import Examined
+from mixup_inference.defenses.early_stopping import Stop
 from mixup_inference.errors import InputError
 from mixup_inference.evaluation import evaluate
 from mixup_inference.experiments.spec.fields import Count, NotNegative, Table
@@ -42,7 +44,7 @@ class Settings(Table):
     draws: Count = 30
     sampling: Literal["independent", "stratified"] = "independent"
     control_variate: bool = False
-    stop: Literal["exact", "confident"] | None = "exact"
+    stop: Stop | None = "likely"
     error: float = Field(default=0.05, gt=0, le=0.5)
     engine: str = "folded"
     seed: NotNegative = 0
@@ -84,6 +86,20 @@ class PoolCost(Table):
     part: NotNegative
 
 
+class Stopping(Table):
+    """What stopping early does on the calibration images.
+
+    Attributes:
+        points: their number.
+        same: how many are flagged, or not flagged, as by all draws.
+        draws: the mean number of draws for one, MI-OL's included.
+    """
+
+    points: Count
+    same: NotNegative
+    draws: float
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a guard says of each image: named arrays, one row an image.
@@ -119,6 +135,7 @@ class Guard:
         settings: of MI-Combined.
         class_names: of the labels.
         pool_cost: what it costs that the pool is a part of a larger one.
+        stopping: what stopping early saves and changes.
         evaluation: what ``evaluate`` has measured.
 
     >>> images, labels = torch.rand(60, 1, 4, 4), torch.arange(60) % 2
@@ -138,11 +155,13 @@ class Guard:
         *,
         class_names: Sequence[str] = (),
         pool_cost: PoolCost | None = None,
+        stopping: Stopping | None = None,
         evaluation: Evaluation | None = None,
     ) -> None:
         self.settings = settings or Settings()
         self.calibration = calibration
         self.pool_cost = pool_cost
+        self.stopping = stopping
         self.evaluation = evaluation
         self.class_names = tuple(class_names) or tuple(map(str, range(pool.classes)))
         if len(self.class_names) != pool.classes:
@@ -191,8 +210,9 @@ class Guard:
         if per_class is not None and clean_labels is not None:
             cost = _cost(model, pool, part, chosen, clean_images, clean_labels)
         guard = cls(model, part, UNSET, chosen, class_names=class_names, pool_cost=cost)
+        scores = guard.scores(clean_images)
         guard.calibration = calibrate(
-            guard.scores(clean_images),
+            scores,
             false_positive_rate,
             labels=clean_labels,
             names=guard.class_names,
@@ -201,6 +221,8 @@ class Guard:
             images=hash_tensors(clean_images),
         )
         guard.inference.threshold = guard.calibration.threshold
+        if chosen.stop is not None:
+            guard.stopping = guard._stopping(clean_images, scores)
         return guard
 
     @property
@@ -236,14 +258,20 @@ class Guard:
     @torch.no_grad()
     def scores(self, images: Tensor) -> Tensor:
         """The score of each image from all draws, whatever ``stop`` says; the draws are fixed."""
-        everything = _inference(
-            self.model, self.pool, self.settings.model_copy(update={"stop": None}), 1.0
+        every = self.settings.model_copy(update={"stop": None})
+        inference = _inference(self.model, self.pool, every, 1.0)
+        return torch.cat([found.score for found in _examined(inference, images)])
+
+    @torch.no_grad()
+    def _stopping(self, images: Tensor, scores: Tensor) -> Stopping:
+        """Compare decisions and draws with the scores of all draws."""
+        found = list(_examined(self.inference, images))
+        flags = torch.cat([part.detected for part in found])
+        return Stopping(
+            points=len(images),
+            same=int((flags == (scores > self.calibration.threshold)).sum()),
+            draws=float(torch.cat([part.draws for part in found]).double().mean()),
         )
-        parts = [
-            everything.examine(as_pixels(images[rows], dtype_of(self.model)), index=rows).score
-            for rows in torch.arange(len(images)).split(256)
-        ]
-        return torch.cat(parts)
 
     def check(self, clean_images: Tensor) -> Drift:
         """Whether the false alarms on new clean images fit the calibration."""
@@ -287,6 +315,13 @@ def _inference(
     model: nn.Module, pool: Pool, settings: Settings, threshold: float
 ) -> CombinedInference:
     return CombinedInference(model, pool, threshold=threshold, **settings.model_dump())
+
+
+def _examined(inference: CombinedInference, images: Tensor) -> Iterator[Examined]:
+    """What the parts of a guard find in images; the draws are fixed."""
+    for rows in torch.arange(len(images)).split(256):
+        x = as_pixels(images[rows], dtype_of(inference.model))
+        yield inference.examine(x, index=rows)
 
 
 def fresh_seeds(count: int) -> Tensor:
