@@ -73,7 +73,7 @@ class Document(Table):
 def save_guard(guard: Guard, folder: Path, *, half: bool = False) -> Path:
     """Write a guard's folder; see the top of this module."""
     if folder.exists() and not (folder / GUARD).exists() and any(folder.iterdir()):
-        raise InputError(f"{folder} is not empty, and holds no guard; choose another folder.")
+        raise InputError(f"{folder} is not empty and holds no guard; choose another folder.")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / GUARD).unlink(missing_ok=True)  # until all of it is there again
     pool = guard.pool
