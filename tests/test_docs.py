@@ -152,7 +152,7 @@ def test_files_of_ours_exist(page):
 @pytest.mark.parametrize(
     ("heading", "folder", "registry"),
     [
-        ("Trainings", "training", OBJECTIVES),
+        ("Training methods", "training", OBJECTIVES),
         ("Defences", "defenses", DEFENSES),
         ("Detection scores", "detection", SCORES),
         ("Attacks", "attacks", ATTACKS),

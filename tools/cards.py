@@ -29,12 +29,12 @@ TITLES = {
 LIMITS = """\
 ## What it must not be used for
 
-- As a defence against somebody who knows of it. The attacks of this card ignore the defence, as
-  those of the paper's tables do; attacks through a defence can leave less, down to what they leave
-  without it.
-- To classify photographs for a decision that matters: it knows {classes} classes in images of
-  {size}x{size} pixels, and answers with one of them whatever it sees.
-- With a pool of test images, if the accuracy is to be believed.
+- With mixup inference, against an attacker who knows of it. The attacks of this card ignore the
+  defence, as those of the paper's tables do; attacks that target it can leave as little accuracy
+  as there is without it.
+- For decisions that matter: it knows {classes} classes in images of {size}x{size} pixels, and
+  answers with one of them, whatever it sees.
+- With test images in the pool: the measured accuracy would be too high.
 """
 
 
@@ -66,9 +66,9 @@ def card(name: str) -> str:
         ("network", f"`{header['architecture']['name']}`, {parameters:,} parameters"),
         ("input", "NCHW, pixels in [0, 1]; the normalisation is inside"),
         ("recipe", f"{TITLES[objective]}{mixing}{inner}; {schedule}"),
-        ("time", _time(header["training_seconds"])),
-        ("again", f"`mixup-inference train {data}-training`"),
-        ("kept in", "16 bits, and measured so"),
+        ("training time", _time(header["training_seconds"])),
+        ("trained by", f"`mixup-inference train {data}-training`"),
+        ("stored in", "16 bits; all accuracies below are of these weights"),
     ]
     lines = [
         f"# {name}",
@@ -110,7 +110,7 @@ def _schedule(recipe: dict[str, Any]) -> str:
 
 def _accuracy(header: dict[str, Any], data: str, objective: str) -> list[str]:
     clean = header["clean_accuracy"]
-    rows = [("clean, all images held out", clean["correct"], clean["total"])]
+    rows = [("clean, all held-out images", clean["correct"], clean["total"])]
     for row in _results(data, objective).get("rows", ()):
         if row["model"] == objective and row["defense"] == "none":
             rows += [
@@ -132,9 +132,9 @@ def _linearity(model: nn.Module, data: str) -> list[str]:
     return [
         "## How linear it is",
         "",
-        f"Half-way between two test images ({found.pairs:,} pairs) its prediction is off the mean",
-        f"of the two predictions by {half.mean:.3f} ± {1.96 * half.se:.3f} in total variation",
-        "(0: linear, 1: as far as can be).",
+        "The prediction half-way between two test images differs from the mean of their two",
+        f"predictions by {half.mean:.3f} ± {1.96 * half.se:.3f} in total variation, on average",
+        f"over {found.pairs:,} pairs (0: linear; 1: the largest possible difference).",
         "",
     ]
 

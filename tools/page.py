@@ -184,9 +184,9 @@ def summary(runs: list[dict[str, Any]]) -> str:
 
 
 def detected(results: dict[str, Any], lam: float) -> str:
-    """AUC of the detectors by model, and how far a mixture's prediction is off the mixed ones."""
+    """AUC of the detectors by model, and the deviation from linearity."""
     titles = _undefended(results)
-    head, rows = ["", "off linear"], []
+    head, rows = ["", "deviation from linearity"], []
     for model, entry in results["figures"].items():
         line = entry["linearity"]
         off = dict(zip(line["lams"], line["curve"], strict=True))[lam]

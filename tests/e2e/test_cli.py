@@ -147,7 +147,7 @@ def test_stopped_with_ctrl_c_and_resumed_equals_uninterrupted(finished, spec, tm
         shown, errors = process.communicate(timeout=60)
     assert not (output / "tiny" / "results.json").exists()
     assert process.returncode == 130
-    assert "go on with:" in shown
+    assert "continue with:" in shown
     assert f"mixup-inference run {spec}" in shown
     assert "Traceback" not in errors
     resumed = call("run", spec, "-o", output)

@@ -92,7 +92,7 @@ def test_a_profile_of_what_was_stopped(saved, tmp_path):
         process.send_signal(signal.SIGINT)
         shown, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "go on with:" in shown
+    assert "continue with:" in shown
     assert "F forward" in errors
     assert "Traceback" not in errors
 

@@ -221,7 +221,7 @@ def test_there_are_no_runs(runs, output):
     assert runs("verify") == f"No runs in {output}.\n"
     with pytest.raises(InputError, match=r"no run 'tiny' in .* There: none"):
         runs("show", "tiny")
-    with pytest.raises(InputError, match="say which runs"):
+    with pytest.raises(InputError, match="name the runs"):
         runs("clean", "--yes")
     output.joinpath("a folder").rmdir()
 

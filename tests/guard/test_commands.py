@@ -84,7 +84,7 @@ def test_check_tells_when_pictures_differ(fitted, tmp_path):
     same, other = (call("guard", "check", fitted[0], tmp_path / n) for n in ("same", "other"))
     assert (same.returncode, other.returncode) == (0, 1), (same.stdout, other.stdout)
     assert "fits" in same.stdout
-    assert "Calibrate anew" in other.stdout
+    assert "Calibrate again" in other.stdout
 
 
 @pytest.mark.parametrize(

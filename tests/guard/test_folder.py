@@ -140,7 +140,7 @@ class Stubborn(Columns):
 def test_a_network_that_cannot_travel_is_brought(pool, points, tmp_path):
     guard = Guard.fit(Stubborn(), pool, *points, draws=5, engine="eager")
     folder = guard.save(tmp_path / "brought")
-    with pytest.raises(InputError, match="did not travel with it"):
+    with pytest.raises(InputError, match="does not contain the network"):
         Guard.load(folder)
     same_answers(guard, Guard.load(folder, Stubborn()), points[0][:30])
     with pytest.raises(InputError, match="does not belong to"):

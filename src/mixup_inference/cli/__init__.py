@@ -25,8 +25,8 @@ from mixup_inference.utils.text import plain_lines
 HELP = """Mixup inference: defend image classifiers, detect adversarial inputs, measure honestly.
 
 An experiment is a TOML file, or the name of a shipped one (digits, cifar10, cifar100, \
-paper-cifar10, paper-cifar100). Everything it computes is kept in runs/NAME and never computed \
-twice; after Ctrl-C the same command goes on.
+paper-cifar10, paper-cifar100). Everything it computes is stored in runs/NAME and never computed \
+twice; after Ctrl-C, the same command continues.
 """
 
 
@@ -36,10 +36,10 @@ app = App(
     help_epilogue=examples(
         "run                      # the paper's table on digits",
         "run my-experiment.toml   # your own experiment",
-        "run cifar10 --dry-run    # what it would compute, in what time",
+        "run cifar10 --dry-run    # what it would compute, and how long",
         "evaluate --help          # how to try it on a model of yours",
         "data get cifar10         # fetch and verify a data set",
-        "runs verify              # check everything that was kept",
+        "runs verify              # check everything that was stored",
     ),
     help_format="plaintext",
     version=__version__,
@@ -55,14 +55,18 @@ OptionalSpec = Annotated[str | None, SPEC]
 Profile = Annotated[
     Flag,
     Parameter(
-        help="Print on stderr, at the end, where the time went: F forward and backward, drawing, "
-        "mixing, loading, ... No result changes; parts that are there already take no time."
+        help="At the end, print on stderr where the time went: network forward and backward, "
+        "drawing, mixing, loading, ... No result changes; what is reused takes no time."
     ),
 ]
 
 Loss = Annotated[
-    float, Parameter(help="Percentage points of clean accuracy that may be lost for robustness.")
+    float,
+    Parameter(help="How many percentage points of clean accuracy may be lost for robustness."),
 ]
+#: Commands whose help lists the names in the registries.
+NAMING = ("evaluate", "analyze", "tune", "train")
+
 WHOLE = Part()
 COMMON = Common()
 ALONE = Processes()
@@ -101,7 +105,7 @@ def run(
 def train(
     spec: Spec = "digits", /, *, processes: Processes = ALONE, common: Common = COMMON
 ) -> None:
-    """Only train the experiment's models."""
+    """Only train the models of an experiment."""
     _stage("train", spec, common, processes)
 
 
@@ -109,7 +113,7 @@ def train(
 def attack(
     spec: Spec = "digits", /, *, processes: Processes = ALONE, common: Common = COMMON
 ) -> None:
-    """Make the experiment's adversarial examples (and the models, if they are not there)."""
+    """Make the adversarial examples of an experiment (and train its models, if needed)."""
     _stage("attack", spec, common, processes)
 
 
@@ -133,9 +137,9 @@ def evaluate(
     processes: Processes = ALONE,
     common: Common = COMMON,
 ) -> None:
-    """Measure an experiment's table, or with --data one model of yours, bare and defended.
+    """Measure the table of an experiment, or, with --data, one model with and without a defence.
 
-    Of an experiment, whatever is missing is made first; the HTML report is left to `run`.
+    Whatever the experiment lacks is computed first. Only `run` writes the HTML report.
     """
     with profiled(common.device) if profile else nullcontext():
         if one == NO_MODEL:
@@ -157,9 +161,9 @@ def evaluate(
 def analyze(
     spec: OptionalSpec = None, /, *, one: OneModel = NO_MODEL, common: Common = COMMON
 ) -> None:
-    """Measure how linear a model is, the paper's theory (Section 3), and detection.
+    """Measure how linear a model is, the quantities of the paper's Section 3, and detection.
 
-    Tells in advance whether mixup inference can work on a model.
+    This shows in advance whether mixup inference can work on a model.
     """
     from mixup_inference.cli.analyze import analyze_one  # noqa: PLC0415
 
@@ -181,9 +185,9 @@ def tune(
     one: OneModel = NO_MODEL,
     common: Common = COMMON,
 ) -> None:
-    """Find the best settings of a defence for a model, and keep them as a preset.
+    """Find the best settings of a defence for a model, and save them as a preset.
 
-    They are chosen on one set of points and reported on another.
+    They are chosen on one set of test images and reported on another.
     """
     from mixup_inference.cli.tune import tune_one  # noqa: PLC0415
 
@@ -199,7 +203,7 @@ def report(
         Path | None,
         Parameter(
             name=["--output", "-o"],
-            help="Where the comparison of several runs goes; comparison.html if not given.",
+            help="File for the comparison of several runs; comparison.html if not given.",
         ),
     ] = None,
 ) -> None:
@@ -232,7 +236,7 @@ def _show_warning(
 
 def _list_names_in_help(arguments: list[str]) -> None:
     """Append the names in the registries, plug-ins included, to the help that is asked for."""
-    command = next((name for name in arguments if name in ("evaluate", "tune", "train")), None)
+    command = next((name for name in arguments if name in NAMING), None)
     if command is not None and {"--help", "-h"} & set(arguments):
         from mixup_inference.cli.catalogue import registered_names  # noqa: PLC0415
 
@@ -242,7 +246,7 @@ def _list_names_in_help(arguments: list[str]) -> None:
 def main() -> None:
     """The command ``mixup-inference``: exit code 0, 2 for bad input, 130 after Ctrl-C.
 
-    Also 1, where something was to be verified and is not intact.
+    Also 1, if something that was to be verified is not intact.
     """
     warnings.showwarning = _show_warning
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without ± shows a question mark

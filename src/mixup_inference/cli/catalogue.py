@@ -27,20 +27,20 @@ def registered_names() -> str:
         "Detection scores": detection.SCORES,
     }
     lines = [f"{kind}: {', '.join(registry)}." for kind, registry in kinds.items()]
-    return "\n".join([*lines, "Your own: package.module:attribute, see docs/bring-your-own.md."])
+    return "\n".join([*lines, "Your own: package.module:attribute; see docs/bring-your-own.md."])
 
 
 data_app = App(
     name="data",
-    help="Data sets: what there is, where it is, whether it is intact.",
+    help="Data sets: list, download and verify them.",
     help_epilogue=examples("data list", "data get cifar10", "data verify folder:photos"),
 )
-DataName = Annotated[str, Parameter(help="As in `data list`, or folder:PATH.")]
+DataName = Annotated[str, Parameter(help="A name of `data list`, or folder:PATH.")]
 
 
 @data_app.command(name="list")
 def list_datasets(*, data_root: DataRoot = None) -> None:
-    """What there is, and where it is."""
+    """List the data sets, and where each one is."""
     from mixup_inference import datasets  # noqa: PLC0415 (--help must not wait for torch)
 
     place = datasets.data_root(data_root)
@@ -48,20 +48,20 @@ def list_datasets(*, data_root: DataRoot = None) -> None:
     for name, source in datasets.SOURCES.items():
         found = source.place(place)
         rows.append((name, str(source.shape), str(found) if found else "not here yet"))
-    rows.append((f"{datasets.FOLDER}PATH", "your own images, a folder a class", ""))
+    rows.append((f"{datasets.FOLDER}PATH", "your own images, one folder per class", ""))
     say_columns(rows)
     say(f"\nData root: {place}")
 
 
 @data_app.command(help_epilogue=examples("data get cifar10", "data get cifar10 --data-root data"))
 def get(name: DataName, /, *, data_root: DataRoot = None) -> None:
-    """Fetch a data set, unless it is there, and verify it."""
+    """Download a data set, unless it is there already, and verify it."""
     _load(name, data_root, download=True)
 
 
 @data_app.command(help_epilogue=examples("data verify cifar10", "data verify folder:photos"))
 def verify(name: DataName, /, *, data_root: DataRoot = None) -> None:
-    """Read a data set and check it against its published checksums."""
+    """Read a data set and compare it with its published checksums."""
     _load(name, data_root, download=False)
 
 
@@ -76,7 +76,7 @@ def _load(name: str, root: Path | None, *, download: bool) -> None:
     data = datasets.load_dataset(name, root, download=download, progress=RichProgress())
     say(f"{name}: {datasets.Shape.of(data)}")
     if source is not None:
-        say(f"in {source.place(place)}; every file has its published MD5.")
+        say(f"in {source.place(place)}; the MD5 of every file is the published one.")
 
 
 #: What a model's card is called in its folder.
@@ -84,14 +84,14 @@ CARD = "README.md"
 
 models_app = App(
     name="models",
-    help="Trained models that ship: what there is, and what each can do and must not be used for.",
+    help="Trained models that ship with the package: list them, show a model's card.",
     help_epilogue=examples("models list", "models show cifar10-mixup"),
 )
 
 
 @models_app.command(name="list", help_epilogue=examples("models list"))
 def list_models() -> None:
-    """All models that ship, by the names that `--weights` and from_pretrained take."""
+    """List the shipped models, by the names that --weights and from_pretrained accept."""
     from mixup_inference.models import WEIGHTS, read_checkpoint, shipped_models  # noqa: PLC0415
 
     rows = []
@@ -105,8 +105,8 @@ def list_models() -> None:
 
 
 @models_app.command(help_epilogue=examples("models show cifar10-mixup"))
-def show(name: Annotated[str, Parameter(help="Name of a model that ships.")], /) -> None:
-    """The card of one model: data, recipe, accuracy clean and attacked, settings, limits."""
+def show(name: Annotated[str, Parameter(help="Name of a shipped model.")], /) -> None:
+    """Show the card of a model: data, recipe, accuracy clean and attacked, settings, limits."""
     from mixup_inference.models import shipped_models  # noqa: PLC0415
 
     shipped = shipped_models()

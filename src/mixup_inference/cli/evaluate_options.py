@@ -31,8 +31,8 @@ def adaptive_section(one: OneModel) -> dict[str, Any] | None:
     if not _names(one):
         if one.attack_setting or one.surrogate or one.checks is not None:
             raise InputError(
-                "--attack-setting, --surrogate and --checks are for adaptive "
-                "attacks; add --attack adaptive."
+                "--attack-setting, --surrogate and --checks are for adaptive attacks; "
+                "add --attack adaptive."
             )
         return None
     section = {"attacks": _attacks(one), "points": one.points, "checks": one.checks}
@@ -134,11 +134,13 @@ def make_spec(one: OneModel, spec: str | None, *, tuning: int = 0) -> Spec:
     if one.data is None:
         raise InputError("--data is needed: a name of `mixup-inference data list`, or folder:PATH.")
     if one.model is None and one.weights is None:
-        raise InputError("--model or --weights is needed; files of ours say which network it is.")
+        raise InputError(
+            "--model or --weights is needed; weights that this package saved name their network."
+        )
     if one.model is not None and ":" not in one.model and one.weights is None:
-        raise InputError(f"--weights is needed: {one.model} would know nothing.")
+        raise InputError(f"--weights is needed: without them, {one.model} is untrained.")
     if one.defense == "none" and (one.lam is not None or one.setting):
-        raise InputError("--lam and --setting are for a defence, and --defense is none.")
+        raise InputError("--lam and --setting are settings of a defence, but --defense is none.")
     network = _network(one)
     size = one.size
     if size is None and network is None and one.data.startswith("folder:"):
@@ -216,7 +218,9 @@ def _network(one: OneModel) -> dict[str, Any] | None:
     if one.model is not None:
         return {"name": one.model, "classes": one.classes, **scale}
     if scale or one.classes is not None:
-        raise InputError("--mean, --std and --classes need --model; files of ours carry them.")
+        raise InputError(
+            "--mean, --std and --classes need --model; weights of this package contain them."
+        )
     return None
 
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 guard_app = App(
     name="guard",
-    help="A classifier that flags suspicious inputs: calibrate it, ask it, check it.",
+    help="A classifier that flags suspicious inputs: calibrate it, use it, check it.",
     help_epilogue=examples(
-        "guard fit                                   # digits, nothing to download",
+        "guard fit                                   # on digits, without a download",
         "guard fit -o my-guard --data cifar10 --weights cifar10-mixup --evaluate",
         "guard predict my-guard picture.png",
         "guard check my-guard new-clean-pictures/",
@@ -34,9 +34,10 @@ guard_app = App(
 
 Folder = Annotated[Path, Parameter(help="The guard's folder, which `guard fit` wrote.")]
 Pictures = Annotated[
-    tuple[Path, ...], Parameter(help="PNG, JPEG or WebP files of any size, or folders of them.")
+    tuple[Path, ...],
+    Parameter(help="PNG, JPEG or WebP files of any size, or folders of such files."),
 ]
-Json = Annotated[Flag, Parameter(name="--json", help="A line of JSON for each picture.")]
+Json = Annotated[Flag, Parameter(name="--json", help="Print a line of JSON for each picture.")]
 
 #: Clean images held out for each purpose, if the user does not say.
 POINTS, TESTED = 500, 100
@@ -48,55 +49,55 @@ class Fit:
     """What a guard is made of."""
 
     data: str = "digits"
-    "Data set: a name of `data list`, or folder:PATH. Training images are mixed with."
+    "Data set: a name of `data list`, or folder:PATH. Inputs are mixed with its training images."
 
     model: str | None = None
-    "A network of ours (resnet20, ...), or package.module:factory for your own."
+    "Network: a name such as resnet20, or package.module:factory for your own."
 
     weights: str | None = None
-    "Its weights: a file, safetensors or torch's, or a name of `models list`. Ours say the network."
+    "Its weights: a file, a saved model's folder, or a name of `models list` (no --model needed)."
 
     mean: str | None = None
-    "Mean of the pixels that the model normalises by: one number, or 0.485,0.456,0.406."
+    "Mean that the model subtracts from pixels in [0, 1]: one number, or 0.485,0.456,0.406."
 
     std: str | None = None
-    "Their standard deviation, likewise."
+    "Standard deviation that it divides them by, likewise."
 
     size: int | None = None
-    "Side that the images are resized to."
+    "Resize the images to this side, in pixels."
 
     false_positive_rate: float = 0.05
     "Share of clean images that may be flagged."
 
     points: int = POINTS
-    "Clean images held out to calibrate on; with more, the rate is known better."
+    "Number of clean images held out for calibration; more make the rate more certain."
 
     per_class: int = 100
-    "Clean images of each class that travel with the guard; 0 for all training images."
+    "Clean images of each class that are stored with the guard; 0 for all training images."
 
     lam_detect: float | None = None
-    "Share of the input in the mixtures of MI-PL, which detects: 0.5."
+    "Share of the input in the mixtures of MI-PL, which detects: by default 0.5."
 
     lam_defend: float | None = None
-    "The same of MI-OL, which answers for what is flagged: 0.4."
+    "The same for MI-OL, which answers for flagged inputs: by default 0.4."
 
     preset: str | None = None
     "Settings by name (cifar10/mixup+mi-combined), or a file that `tune` wrote."
 
     tune: Flag = False
-    "Choose both shares on further clean images, attacked by PGD."
+    "Choose both shares on further clean images that PGD attacks."
 
     evaluate: Flag = False
-    "Attack the guard, and write into its card how often that succeeds."
+    "Attack the guard, and write into its card how often the attacks succeed."
 
     eps: str = "8/255"
-    "Largest change of a pixel by these attacks; 0.15 on the digits."
+    "Largest change of a pixel by these attacks; by default 0.15 on the digits."
 
     draws: int = 30
-    "Mixtures for each image, at most."
+    "Largest number of mixtures for each image."
 
     seed: int = 0
-    "Of the points that are held out, and of the draws."
+    "Seed of the choice of held-out images, and of the draws."
 
 
 @guard_app.command(
@@ -132,12 +133,12 @@ def predict(
     /,
     *,
     as_json: Json = False,
-    seed: Annotated[int | None, Parameter(help="For the same draws at every call.")] = None,
+    seed: Annotated[int | None, Parameter(help="Makes the draws the same at every call.")] = None,
 ) -> None:
-    """What the guard says of pictures, and whether it finds them suspicious.
+    """Classify pictures, and flag suspicious ones.
 
-    An attack that knows the guard is not flagged. A file that cannot be read is named, and the rest
-    goes on; the exit code is 1 then.
+    An attack that knows the guard can avoid the flag. A file that cannot be read is
+    named and skipped, and the exit code is then 1.
     """
     guard = _load(folder)
     rows, broken = [], 0
@@ -160,7 +161,7 @@ def predict(
 
 @guard_app.command(help_epilogue=examples("guard check my-guard new-clean-pictures/"))
 def check(folder: Folder, pictures: Pictures, /) -> None:
-    """Whether the false alarms on new clean pictures still fit the calibration.
+    """Check whether the false alarms on new clean pictures still fit the calibration.
 
     The exit code is 1 if they do not.
     """
@@ -179,14 +180,14 @@ def check(folder: Folder, pictures: Pictures, /) -> None:
     rate = 100 * found.flagged / found.points
     say(
         f"{found.flagged} of {found.points} clean pictures are flagged ({rate:.1f}%); "
-        f"{found.expected:.1f} were to be expected."
+        f"{found.expected:.1f} were expected."
     )
     if found.fits:
         say(f"That fits (p = {found.probability:.2g}).")
         return
     say(
         f"That does not fit (p = {found.probability:.2g}): these pictures differ from those of the "
-        "calibration. Calibrate anew with `guard fit`."
+        "calibration. Calibrate again with `guard fit`."
     )
     sys.exit(1)
 

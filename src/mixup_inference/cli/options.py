@@ -11,7 +11,7 @@ from cyclopts import Parameter
 DataRoot = Annotated[
     Path | None,
     Parameter(
-        help="Where data sets are kept; else $MIXUP_INFERENCE_DATA or the user's cache folder."
+        help="Folder of the data sets; else $MIXUP_INFERENCE_DATA, or the user's cache folder."
     ),
 ]
 
@@ -24,13 +24,13 @@ class Part:
     """How much of an experiment is run."""
 
     points: int | None = None
-    "Only the first so many test points. A run of its own: models are trained anew."
+    "Use only the first POINTS test images. This is a separate run; it trains its own models."
 
     dry_run: Annotated[Flag, Parameter(name=["--dry-run", "-n"])] = False
-    "Only print what would be computed, and how long that would take on this machine."
+    "Only print what would be computed, and how long it would take on this machine."
 
     smoke: Flag = False
-    "End to end on 32 images, one step of training and attack."
+    "Try everything, on 32 images, with one step of training and of each attack."
 
 
 @Parameter(name="*")
@@ -39,21 +39,21 @@ class Common:
     """Options that every stage takes."""
 
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("runs")
-    "Results go to OUTPUT/NAME of the experiment."
+    "Results go to OUTPUT/NAME, where NAME is that of the experiment."
 
     device: str = "cpu"
-    "cpu, cuda, mps, or auto for the fastest there is."
+    "cpu, cuda, mps, or auto for the fastest one available."
 
     data_root: DataRoot = None
 
     engine: str | None = None
-    "Computes defended networks, instead of the spec's engine: eager, folded, bfloat16, ..., auto."
+    "Engine that runs the network in defences, instead of the spec's: eager, folded, ..., auto."
 
     attack_precision: Literal["32-true", "bf16-mixed"] | None = None
-    "Precision of the attacks' gradients, instead of the spec's; success is judged by the engine."
+    "Precision of the attacks' gradients, instead of the spec's; success is measured with --engine."
 
     reuse_models: Flag = False
-    "Use models that an older version of the code trained by the same recipe; the report says so."
+    "Accept models that older code trained by the same recipe; the report says so."
 
     quiet: Annotated[Flag, Parameter(name=["--quiet", "-q"])] = False
     "Print nothing but errors."
@@ -65,19 +65,19 @@ class Common:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Processes:
-    """How the work is spread."""
+    """How the work is divided between processes."""
 
     devices: int | None = None
-    "Processes on each machine that share the work; under torchrun, those that it started."
+    "Number of processes on each machine that share the work; leave it out under torchrun."
 
     nodes: int | None = None
-    "Machines that share the work."
+    "Number of machines that share the work."
 
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] | None = None
     "Precision of training, instead of the spec's."
 
     strategy: Literal["auto", "ddp", "ddp_find_unused_parameters_true"] = "auto"
-    "Strategy of Lightning Fabric for several processes."
+    "How Lightning Fabric synchronises several processes."
 
 
 #: Test points, if the user does not say.
@@ -93,34 +93,34 @@ class OneModel:
     "Data set: a name of `data list`, or folder:PATH."
 
     model: str | None = None
-    "A network of ours (resnet20, ...), or package.module:factory for your own."
+    "Network: a name below (resnet20, ...), or package.module:factory for your own."
 
     weights: str | None = None
-    "Its weights: a file, safetensors or torch's, or a name of `models list`. Ours say the network."
+    "Its weights: a file, a saved model's folder, or a name of `models list` (no --model needed)."
 
     mean: str | None = None
-    "Mean of the pixels that the model normalises by: one number, or 0.485,0.456,0.406."
+    "Mean that the model subtracts from pixels in [0, 1]: one number, or 0.485,0.456,0.406."
 
     std: str | None = None
-    "Their standard deviation, likewise."
+    "Standard deviation that it divides them by, likewise."
 
     size: int | None = None
-    "Side that the images are resized to."
+    "Resize the images to this side, in pixels."
 
     channels: Literal[1, 3] | None = None
     "Make the images grey (1) or colour (3)."
 
     classes: int | None = None
-    "Number of classes of the model, if it is not that of the data."
+    "Number of classes of the model, if it differs from that of the data."
 
     defense: str = "mi-ol"
     "Name of a defence (below), or package.module:factory for your own."
 
     lam: float | None = None
-    "Mixing ratio of mi-ol, mi-pl and dip."
+    "Share of the input in the mixtures of mi-ol, mi-pl and dip."
 
     setting: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "Another setting of the defence, as name=value; repeatable."
+    "Another setting of the defence, as name=value; may be repeated."
 
     preset: str | None = None
     "Defence and settings by name (cifar10/mixup+mi-ol), or a file that `tune` wrote."
@@ -129,34 +129,34 @@ class OneModel:
     "Draws of the defence for each image."
 
     attack: Annotated[tuple[str, ...], Parameter(negative="")] = ("pgd",)
-    "pgd (ignores the defence), none, adaptive (the standard suite), or a name below; repeatable."
+    "pgd (ignores the defence), none, adaptive (the standard suite), or a name below; may repeat."
 
     attack_setting: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "A setting of the adaptive attacks, as name=value (draws=20); repeatable."
+    "A setting of the adaptive attacks, as name=value (draws=20); may be repeated."
 
     surrogate: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "Weights of another model, to craft transfer attacks on; repeatable."
+    "Weights of another model, to craft transfer attacks on; may be repeated."
 
     norm: Literal["linf", "l2"] = "linf"
-    "Norm of the attack."
+    "Norm that bounds the attack."
 
     eps: str = "8/255"
-    "Its bound."
+    "The largest perturbation in this norm, for pixels in [0, 1]."
 
     step: str | None = None
-    "Step size of the attacks that take steps: a quarter of eps; of momentum ones, eps / steps."
+    "Step size of attacks that take steps: by default eps / 4; for momentum attacks, eps / steps."
 
     steps: int | None = None
-    "Number of steps of the attacks that take steps: 10 for pgd, else their own."
+    "Number of steps of attacks that take steps: by default 10 for pgd, else the attack's own."
 
     checks: int | None = None
-    "Points on which adaptive attacks are checked to work: 50; 0 for none."
+    "Test images on which it is checked that adaptive attacks work: by default 50; 0 for none."
 
     points: int | None = None
-    "Test points: 1000, of which adaptive attacks take 200."
+    "Test images: by default 1000, of which adaptive attacks use 200."
 
     batch_size: int = 250
-    "Images at a time."
+    "Images that are processed at a time."
 
     seed: int = 0
-    "Seed of points, attack and draws."
+    "Seed of the choice of test images, of attacks and of draws."

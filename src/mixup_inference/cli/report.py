@@ -20,7 +20,9 @@ def write_reports(runs: tuple[Path, ...], output: Path | None) -> None:
     """One run's report again, or several runs side by side."""
     results = [_read(run) for run in runs]
     if len(results) == 1 and output is not None:
-        raise InputError("--output is for several runs; the report of one goes into its folder.")
+        raise InputError(
+            "--output is for several runs; the report of one run goes into its folder."
+        )
     try:
         if len(results) == 1:
             folder = runs[0] if runs[0].is_dir() else runs[0].parent

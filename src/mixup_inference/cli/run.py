@@ -117,12 +117,14 @@ def work(stage: str, spec: Spec, common: Common, processes: Processes = ALONE) -
         with open_experiment(spec, common, fabric, callback) as experiment:
             callback.say(f"{experiment.spec.title}  ({experiment.folder})", "bold")
             if others := Run(experiment.folder).made_by_others():
-                callback.warn(f"made with {others}; what depends on that is computed again.")
+                callback.warn(
+                    f"made with {others}; what depends on these versions is computed again."
+                )
             try:
                 paths = _run_stage(stage, experiment, callback)
             except KeyboardInterrupt:
                 callback.say(
-                    f"\nStopped. What was finished is kept in {experiment.folder}; go on with:\n"
+                    f"\nStopped. What was finished is in {experiment.folder}; continue with:\n"
                     f"  mixup-inference {shlex.join(sys.argv[1:])}"
                 )
                 raise
@@ -177,8 +179,8 @@ def print_plan(spec: Spec, common: Common) -> None:
     console.print(table)
     console.print(
         f"\nIn all about {_in_words(total)} on this machine. Forward and backward: images through "
-        "the network and back. MI-Combined is counted at its most; what is already in the output "
-        "folder is not taken off.",
+        "the network and back. MI-Combined is counted as if it flagged every image. What is "
+        "already in the output folder is counted, too.",
         highlight=False,
     )
 

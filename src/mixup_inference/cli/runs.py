@@ -18,25 +18,28 @@ from mixup_inference.errors import InputError
 if TYPE_CHECKING:
     from mixup_inference.experiments.run_directory import Run
 
-Output = Annotated[
-    Path, Parameter(name=["--output", "-o"], help="The folder that the runs are in.")
-]
-RunName = Annotated[str, Parameter(help="Name of a run in OUTPUT, or path of its folder.")]
+Output = Annotated[Path, Parameter(name=["--output", "-o"], help="Folder of the runs.")]
+RunName = Annotated[str, Parameter(help="Name of a run in OUTPUT, or the path of its folder.")]
 Yes = Annotated[
-    bool, Parameter(name=["--yes", "-y"], negative="", help="Delete; else only say what would be.")
+    bool,
+    Parameter(
+        name=["--yes", "-y"],
+        negative="",
+        help="Delete; without it, only print what would be deleted.",
+    ),
 ]
 OUTPUT = Path("runs")
 
 runs_app = App(
     name="runs",
-    help="Runs on disk: what there is, whether it is intact, what nothing needs any more.",
+    help="Stored runs: list, show, compare, verify and clean them.",
     help_epilogue=examples("runs list", "runs verify", "runs clean digits --yes"),
 )
 
 
 @runs_app.command(name="list", help_epilogue=examples("runs list", "runs list -o results"))
 def list_(*, output: Output = OUTPUT) -> None:
-    """All runs: how far they are, when they were finished, how large they are."""
+    """List all runs: whether they are complete, when they finished, their size."""
     from mixup_inference.experiments.run_directory import find_runs  # noqa: PLC0415 (imports torch)
 
     runs = find_runs(output)
@@ -51,7 +54,7 @@ def list_(*, output: Output = OUTPUT) -> None:
 
 @runs_app.command(help_epilogue=examples("runs show digits", "runs show results/digits"))
 def show(run: RunName, /, *, output: Output = OUTPUT) -> None:
-    """One run: its settings, the versions that made it, and its parts."""
+    """Show a run: its settings, the versions that made it, and its files."""
     from mixup_inference.experiments.run_directory import find_run  # noqa: PLC0415
 
     found = find_run(run, output)
@@ -76,10 +79,11 @@ def show(run: RunName, /, *, output: Output = OUTPUT) -> None:
 
 @runs_app.command(help_epilogue=examples("runs compare digits elsewhere/digits"))
 def compare(one: RunName, two: RunName, /, *, output: Output = OUTPUT) -> None:
-    """Compare two runs of an experiment point by point: which test points have another label?
+    """Compare two runs of an experiment: which test images get different labels?
 
-    Machines, batch sizes and engines round differently; that may switch a label where two classes
-    nearly tie, that is, where the margin between their log-probabilities is small in both runs.
+    Machines, batch sizes and engines round differently. That may switch a label
+    where two classes nearly tie, that is, where the margin between their
+    log-probabilities is small in both runs.
     """
     from mixup_inference.experiments.compare import compare_runs  # noqa: PLC0415
     from mixup_inference.experiments.run_directory import find_run  # noqa: PLC0415
@@ -99,10 +103,10 @@ def compare(one: RunName, two: RunName, /, *, output: Output = OUTPUT) -> None:
 
 @runs_app.command(help_epilogue=examples("runs verify", "runs verify digits", "runs verify -o out"))
 def verify(*runs: RunName, output: Output = OUTPUT) -> None:
-    """Read runs (all of OUTPUT, if none is named) and check everything against its checksum.
+    """Read runs (all of OUTPUT, if none is named) and compare everything with its checksum.
 
-    Exit code 1, if anything is damaged, changed or missing. Running an experiment again makes
-    that again and reuses the rest.
+    The exit code is 1 if anything is damaged, changed or missing. Run the
+    experiment again to recompute that; the rest is reused.
     """
     from mixup_inference.experiments.run_directory import find_run, find_runs  # noqa: PLC0415
 
@@ -122,16 +126,16 @@ def verify(*runs: RunName, output: Output = OUTPUT) -> None:
 
 @runs_app.command(help_epilogue=examples("runs clean digits", "runs clean digits --yes"))
 def clean(*runs: RunName, yes: Yes = False, output: Output = OUTPUT) -> None:
-    """Delete what is damaged, and parts that a run's results.json was not made from.
+    """Delete damaged files, and files from which a run's results.json was not made.
 
-    Those are of earlier settings, or of `tune` and `analyze`; of a run without results.json
-    only damaged parts go. Nothing is deleted without --yes, and nothing ever that this program
-    did not write.
+    The latter come from earlier settings, or from `tune` and `analyze`. In a run
+    without results.json, only damaged files are deleted. Nothing is deleted
+    without --yes, and never anything that this program did not write.
     """
     from mixup_inference.experiments.run_directory import find_run, lock_run  # noqa: PLC0415
 
     if not runs:
-        raise InputError("say which runs are to be cleaned; `runs list` names them.")
+        raise InputError("name the runs to clean; `runs list` lists them.")
     for found in [find_run(name, output) for name in runs]:
         with lock_run(found.folder) if yes else nullcontext():
             _clean(found, yes=yes)

@@ -34,7 +34,7 @@ def tune_one(name: str | None, one: OneModel, loss: float, common: Common) -> No
         add_checksums(experiment.folder, [path])
     if not common.quiet:
         _print(Console(), tuned, one.defense, loss)
-        print_line(Console(), f"\nKept as {path}")
+        print_line(Console(), f"\nSaved as {path}")
 
 
 def _comment(tuned: Tuned, what: str, loss: float) -> str:

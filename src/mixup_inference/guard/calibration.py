@@ -1,4 +1,4 @@
-"""Calibration on clean images, and what it is worth: false alarms per class, drift.
+"""Calibration on clean images, and how certain it is: false alarms per class, drift.
 
 A clean image is flagged if its score exceeds the threshold, which is one of the n calibration
 scores: the one that m of them exceed. Then the rate at which new clean images exceed it has a known
@@ -35,19 +35,19 @@ class ClassAlarms(Table):
 
 
 class Calibration(Table):
-    """How the threshold was set, and which false-alarm rate that promises.
+    """How the threshold was set, and which false-alarm rate it promises.
 
     Attributes:
         threshold: an image with a higher score is flagged.
-        false_positive_rate: what was asked for, the most on average over calibrations.
-        points: n, the clean images.
-        flagged: m, those with a higher score than the threshold.
+        false_positive_rate: the rate asked for, an upper bound of the mean over calibrations.
+        points: n, the number of clean images.
+        flagged: m, how many of them score above the threshold.
         low: the lower end of the exact 95% interval of the rate on new images.
         high: its upper end.
         data: the name of the data set, if it is known.
         date: of the calibration.
         images: a hash of the clean images.
-        classes: the same class by class, if labels were given.
+        classes: false alarms class by class, if labels were given.
     """
 
     threshold: float
@@ -127,10 +127,10 @@ class Drift:
     """Whether the false alarms on new clean images fit the calibration.
 
     Attributes:
-        points: the new images.
-        flagged: those that were flagged.
-        expected: how many the calibration lets expect.
-        probability: of a count as far from that on either side, or farther.
+        points: number of new images.
+        flagged: how many of them were flagged.
+        expected: how many flags the calibration predicts.
+        probability: two-sided p-value of the count of flags.
     """
 
     points: int
@@ -140,7 +140,7 @@ class Drift:
 
     @property
     def fits(self) -> bool:
-        """Whether the count is no surprise; if it is not, calibrate anew."""
+        """Whether the count is unsurprising; if it is not, calibrate again."""
         return self.probability >= RARE
 
 

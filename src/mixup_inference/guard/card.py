@@ -45,8 +45,8 @@ def card(guard: Guard, kind: str) -> str:
         outcomes=evaluation
         and (
             ("none", evaluation.clean),
-            ("PGD, ignores the guard", evaluation.oblivious),
-            ("knows the guard", evaluation.adaptive),
+            ("PGD that ignores the guard", evaluation.oblivious),
+            ("PGD that knows the guard", evaluation.adaptive),
         ),
     )
 

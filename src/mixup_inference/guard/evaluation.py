@@ -1,4 +1,4 @@
-"""A guard under attack: by somebody who ignores it, and by somebody who knows it (Section 4.4)."""
+"""A guard under attack: an attack that ignores it, and one that knows it (Section 4.4)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Evaluation(Table):
         eps: the largest change of a pixel.
         steps: of the adaptive attack; the oblivious one, PGD, makes 10.
         draws: over which the adaptive attack averages in each step.
-        clean: without an attack.
+        clean: outcome without an attack.
         oblivious: PGD on F, which ignores the guard.
         adaptive: an attack that makes F wrong and keeps the score low (``detector_aware``).
     """
@@ -78,7 +78,7 @@ def evaluate_guard(
     """Attack the model alone, and the model with its detector.
 
     Args:
-        inference: with the threshold of the guard.
+        inference: MI-Combined with the threshold of the guard.
         x: clean test images, NCHW, uint8 or float in [0, 1].
         y: their labels.
         eps: the largest change of a pixel; steps are a quarter of it.

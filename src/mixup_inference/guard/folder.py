@@ -169,7 +169,7 @@ def _read_document(folder: Path) -> Document:
         )
     if (problem := io.checksum_problem(content)) is not None:
         raise InputError(
-            f"{path} {problem}. Load the guard, change it in Python, and save it again."
+            f"{path} {problem}. To change a guard, load it, change it in Python, and save it again."
         )
     content.pop("checksum")
     try:
@@ -188,7 +188,7 @@ def _network(record: NetworkRecord, folder: Path, model: nn.Module | None) -> nn
     if record.kind == "onnx":
         return OnnxNetwork.read(folder / NETWORK)
     raise InputError(
-        f"the network of this guard ({record.name}) did not travel with it: give it to "
+        f"the folder does not contain the network of this guard ({record.name}): give it to "
         "Guard.load(folder, model)."
     )
 
@@ -200,6 +200,6 @@ def _check_outputs(model: nn.Module, x: Tensor, expected: Tensor, folder: Path) 
     fits = found.shape == expected.shape
     if not fits or float((found.exp() - expected.exp()).abs().max()) > TOLERANCE:
         raise InputError(
-            f"the network does not belong to {folder}: it does not say of the pool's first images "
-            "what the guard's network said. Are the weights and the normalisation right?"
+            f"the network does not belong to {folder}: on the pool's first images, its predictions "
+            "differ from those of the guard's network. Are the weights and the normalisation right?"
         )

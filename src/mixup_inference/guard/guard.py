@@ -71,13 +71,13 @@ class Settings(Table):
 
 
 class PoolCost(Table):
-    """What it costs that only a part of the pool travels with the guard.
+    """The accuracy that MI-OL loses because only a part of the pool is stored with the guard.
 
     Attributes:
-        images: of the whole pool.
-        points: clean images on which MI-OL was measured.
+        images: number of images in the whole pool.
+        points: number of clean images on which MI-OL was measured.
         whole: how many of them it classifies correctly with the whole pool.
-        part: and with the part.
+        part: how many with the stored part.
     """
 
     images: Count
@@ -102,16 +102,16 @@ class Stopping(Table):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a guard says of each image: named arrays, one row an image.
+    """What a guard says about each image: named arrays with one row per image.
 
     Attributes:
         label: the answer: F's label, or MI-OL's where the image is flagged.
-        probabilities: those of the answer.
+        probabilities: of all classes, from the prediction that gives the label.
         undefended_label: F's label.
         score: how much mixing lowers the confidence in F's label; larger is more suspicious.
-        is_adversarial: whether the score exceeds the threshold. An attack that knows the guard
-            evades this, see ``Guard.evaluate``: False does not mean that the image is clean.
-        draws: how many random mixtures were made.
+        is_adversarial: whether the score exceeds the threshold. False does not mean that the
+            image is clean: an attack that knows the guard can evade it (``Guard.evaluate``).
+        draws: how many random mixtures each image needed.
     """
 
     label: Tensor
@@ -125,17 +125,17 @@ class Answer:
 class Guard:
     """A calibrated MI-Combined: predict, flag, save, load, check.
 
-    An adaptive attack evades it (``evaluate`` measures how often), so it is a monitor for careless
-    and transferred attacks, not a wall.
+    An adaptive attack evades it (``evaluate`` measures how often), so it is a monitor for attacks
+    that ignore it, not a wall.
 
     Args:
         model: any classifier from NCHW images in [0, 1] to logits.
         pool: the clean images that it mixes with.
-        calibration: with the threshold.
-        settings: of MI-Combined.
-        class_names: of the labels.
-        pool_cost: what it costs that the pool is a part of a larger one.
-        stopping: what stopping early saves and changes.
+        calibration: the threshold, and how it was found.
+        settings: those of MI-Combined.
+        class_names: names of the labels.
+        pool_cost: the accuracy lost because the pool is only a part of a larger one.
+        stopping: what stopping early saves, and what it changes.
         evaluation: what ``evaluate`` has measured.
 
     >>> images, labels = torch.rand(60, 1, 4, 4), torch.arange(60) % 2
@@ -191,14 +191,14 @@ class Guard:
             model: any classifier from NCHW images in [0, 1] to logits.
             pool: clean images with labels, such as the training images; they are kept in 8 bits.
             clean_images: NCHW, uint8 or float in [0, 1]; neither in the pool nor trained on.
-            clean_labels: for false alarms class by class.
-            false_positive_rate: how many new clean images may be flagged.
-            per_class: take so many images of each class from the pool, which makes the folder of
-                the guard small; with labels, what that costs is measured (``pool_cost``).
-            class_names: of the labels.
+            clean_labels: their labels, to count false alarms class by class.
+            false_positive_rate: the share of new clean images that may be flagged.
+            per_class: keep only this many images of each class from the pool, which makes the
+                guard's folder small; with labels, the loss is measured (``pool_cost``).
+            class_names: names of the labels.
             data: the name of the data set, for the record.
             preset: a preset of mi-combined by name, or a file that ``tune`` wrote.
-            **settings: see ``Settings``; they come before those of the preset.
+            **settings: see ``Settings``; they override those of the preset.
         """
         chosen = Settings(**settings) if preset is None else Settings.of_preset(preset, **settings)
         if not isinstance(clean_images, Tensor) or clean_labels is not None:
@@ -238,9 +238,9 @@ class Guard:
     def predict(self, x: Tensor, *, seeds: Tensor | None = None) -> Answer:
         """Answer for images, NCHW, uint8 or float in [0, 1].
 
-        ``seeds`` are one integer for each image, from which all of its draws follow: an image with
-        its seed has the same answer in any batch. By default the operating system's random numbers
-        are taken, new ones at each call.
+        ``seeds`` holds one integer for each image, which determines all of its draws: with the same
+        seed, an image gets the same answer in any batch. By default the operating system supplies
+        new seeds at each call.
         """
         x = check_images(as_pixels(x, dtype_of(self.model)))
         seeds = fresh_seeds(len(x)) if seeds is None else seeds
@@ -257,7 +257,7 @@ class Guard:
 
     @torch.no_grad()
     def scores(self, images: Tensor) -> Tensor:
-        """The score of each image from all draws, whatever ``stop`` says; the draws are fixed."""
+        """The score of each image from all draws, even if ``stop`` is set; the draws are fixed."""
         every = self.settings.model_copy(update={"stop": None})
         inference = _inference(self.model, self.pool, every, 1.0)
         return torch.cat([found.score for found in _examined(inference, images)])
@@ -292,7 +292,7 @@ class Guard:
 
     @classmethod
     def load(cls, folder: str | Path, model: nn.Module | None = None) -> Guard:
-        """Read a folder that ``save`` wrote; ``model`` if the network did not travel with it."""
+        """Read a folder that ``save`` wrote; give ``model`` if the folder lacks the network."""
         from mixup_inference.guard.folder import load_guard  # noqa: PLC0415
 
         return load_guard(Path(folder), model)

@@ -42,7 +42,7 @@ def tuned(
         x: clean images that are neither in the pool nor used to calibrate or test.
         y: their labels.
         eps: the largest change of a pixel; steps are a quarter of it.
-        settings: all others.
+        settings: the other settings of the guard.
         progress: where to report.
     """
     settings = settings or Settings()

@@ -1,1 +1,1 @@
-"""Files, processes, progress, profiling and text: what every room may use."""
+"""Files, processes, progress, profiling and text: what every package may use."""
