@@ -100,7 +100,7 @@ def test_the_graph_draws_the_images_that_python_draws(one_draw, seeds):
     for mi, drawn in zip((detector, defender), numbers, strict=True):
         chosen = mi.partners(y_hat, drawn)[1]
         assert float(off[mi].gather(1, chosen).max()) < 1e-6
-        assert int((off[mi] < 1e-6).sum(1).max()) <= 4  # of 200 images that would have given that
+        assert int((off[mi] < 1e-6).sum(1).max()) <= 10  # of 200 would have given the same
 
 
 @pytest.fixture(scope="module", params=["independent", "stratified"])
@@ -226,3 +226,67 @@ def test_what_cannot_be_exported_is_said_in_words(pool, tmp_path, model, options
     with pytest.raises(InputError, match=words):
         guard.export(tmp_path / name)
     assert not list(tmp_path.iterdir())
+
+
+def in_openvino(path):
+    """A function of images and seeds that OpenVINO computes from a file."""
+    openvino = pytest.importorskip("openvino")
+    compiled = openvino.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+    def run(x, seeds):
+        values = compiled({"images": x.numpy(), "seed": seeds.numpy()})
+        return {name: torch.from_numpy(values[name].copy()) for name in OUTPUTS}
+
+    return run
+
+
+def test_openvino_gets_nan_rather_than_other_draws(exported, points):
+    """Its int64 has 32 bits, and it does not say so."""
+    found = in_openvino(exported[1])(points[0][:5].float() / 255, torch.arange(5))
+    assert found["score"].isnan().all()
+    assert not found["is_adversarial"].any()
+
+
+@pytest.mark.slow
+def test_openvino_agrees_if_the_draws_are_narrow(pool, points, tmp_path):
+    guard = with_threshold(Columns(), pool, 0.15, draws=4)
+    path = exporting.export_guard(guard, tmp_path / "guard.onnx", narrow=True)
+    for run, seeds in (
+        (in_openvino(path), torch.randint(0, 2**31, (100,))),
+        (opened(path), torch.randint(-(2**63), 2**63 - 1, (100,))),
+    ):
+        x = points[0][:100].float() / 255
+        expected, found = guard.predict(x, seeds=seeds), run(x, seeds)
+        assert difference(expected, found, 0.15) is None
+        assert 10 < int(found["is_adversarial"].sum()) < 90
+
+
+MEASURED = """
+import resource, sys
+import numpy as np, onnxruntime
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = 1
+session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
+x = np.random.default_rng(0).random((4, 3, 224, 224), dtype=np.float32)
+draws = session.run(["draws"], {"images": x, "seed": np.arange(4)})[0]
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, *draws)
+"""
+
+
+@pytest.mark.slow
+def test_a_file_for_224_pixels_and_1000_classes_needs_little_memory(tmp_path):
+    """At once, the 120 mixtures of 4 images would fill 460 MB with the first layer's output."""
+    network = nn.Sequential(
+        nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(7), nn.Flatten(),
+        nn.Linear(64 * 49, 1000),
+    )  # fmt: skip
+    images = torch.randint(0, 256, (1000, 3, 224, 224), dtype=torch.uint8)
+    guard = with_threshold(network, Pool(images, torch.arange(1000)), -1, draws=30)
+    path = guard.export(tmp_path / "guard.onnx")
+    assert path.stat().st_size < 10e6
+    assert data_of(path).stat().st_size > 150e6
+    command = [sys.executable, "-c", MEASURED, path]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    megabytes, *draws = done.stdout.split()
+    assert draws == ["60"] * 4
+    assert float(megabytes) < 700

@@ -194,8 +194,9 @@ def check(folder: Folder, pictures: Pictures, /) -> None:
 
 @guard_app.command(
     help_epilogue=examples(
-        "guard export my-guard guard.onnx    # for ONNX Runtime",
-        "guard export my-guard guard.pt2     # for torch.export.load",
+        "guard export my-guard guard.onnx             # for ONNX Runtime",
+        "guard export my-guard guard.onnx --narrow    # for OpenVINO",
+        "guard export my-guard guard.pt2              # for torch.export.load",
     )
 )
 def export(
@@ -207,6 +208,9 @@ def export(
         Literal["onnx", "torch"] | None,
         Parameter(help="By default what the name says: onnx for .onnx, torch for .pt2."),
     ] = None,
+    narrow: Annotated[
+        Flag, Parameter(help="For OpenVINO, whose integers have 32 bits; seeds from 0 to 2^31 - 1.")
+    ] = False,
 ) -> None:
     """Write the whole guard as one file that runs without this package.
 
@@ -216,7 +220,7 @@ def export(
     """
     from mixup_inference.guard.export import data_of, export_guard  # noqa: PLC0415
 
-    path = export_guard(_load(folder), file, format)
+    path = export_guard(_load(folder), file, format, narrow=narrow)
     for part in (path, data_of(path)):
         if part.exists():
             say(f"{part} ({part.stat().st_size / 1e6:.1f} MB)")

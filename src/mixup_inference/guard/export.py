@@ -22,6 +22,7 @@ from mixup_inference.errors import InputError
 from mixup_inference.guard.card import network_name
 from mixup_inference.guard.graph import GuardGraph, block_size
 from mixup_inference.guard.guard import Answer, Guard
+from mixup_inference.guard.narrow import MOST
 from mixup_inference.models.call import dtype_of
 from mixup_inference.models.onnx_network import OnnxNetwork, library, open_session, quiet_export
 from mixup_inference.validation import check_choice
@@ -46,7 +47,13 @@ WARNING = (
 Run = Callable[[Tensor, Tensor], dict[str, Tensor]]
 
 
-def export_guard(guard: Guard, path: str | Path, format: Format | None = None) -> Path:  # noqa: A002
+def export_guard(
+    guard: Guard,
+    path: str | Path,
+    format: Format | None = None,  # noqa: A002
+    *,
+    narrow: bool = False,
+) -> Path:
     """Write a guard as one file, and check that the file answers as the guard does.
 
     Args:
@@ -55,12 +62,15 @@ def export_guard(guard: Guard, path: str | Path, format: Format | None = None) -
             ``path`` with ``.data`` added, which must stay there.
         format: "onnx", or "torch" for ``torch.export``; by default what the suffix says, ``.onnx``
             or ``.pt2``.
+        narrow: for engines that compute int64 in 32 bits, such as OpenVINO; seeds must then lie
+            from 0 to 2^31 - 1. Without it the score is NaN there, because they would draw
+            something else.
     """
     path = Path(path)
     write = WRITERS[_format(path, format)]
     if not path.absolute().parent.is_dir():
         raise InputError(f"there is no folder {path.absolute().parent}.")
-    program = _program(guard)
+    program = _program(guard, narrow=narrow)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.absolute().parent) as folder:
         temporary = Path(folder) / path.name
         _check(guard, write(program, temporary, metadata(guard)))
@@ -95,15 +105,15 @@ def metadata(guard: Guard) -> dict[str, str]:
     }
 
 
-def _program(guard: Guard) -> torch.export.ExportedProgram:
+def _program(guard: Guard, *, narrow: bool) -> torch.export.ExportedProgram:
     """The graph, traced with two images: a batch of one would be taken for a fixed size."""
-    _refuse(guard)
+    _refuse(guard, narrow=narrow)
     images = guard.pool.pixels(torch.tensor([0, 0]))
     batch = torch.export.Dim("batch")
     try:
         with quiet_export(), torch.no_grad():
             block = block_size(guard.settings.draws, images)
-            graph = GuardGraph(guard.inference, block, images)
+            graph = GuardGraph(guard.inference, block, images, narrow=narrow)
             return torch.export.export(
                 graph,
                 (images, torch.tensor([0, 1])),
@@ -119,7 +129,7 @@ def _failed(error: Exception) -> InputError:
     return InputError(f"the network cannot be exported: {first}")
 
 
-def _refuse(guard: Guard) -> None:
+def _refuse(guard: Guard, *, narrow: bool) -> None:
     """Say in words what cannot be exported."""
     if isinstance(guard.model, OnnxNetwork):
         raise InputError(
@@ -129,6 +139,12 @@ def _refuse(guard: Guard) -> None:
     if guard.settings.control_variate:
         raise InputError(
             "a guard with control_variate=True cannot be exported: fit one without it."
+        )
+    if narrow and guard.settings.sampling != "independent":
+        raise InputError("stratified draws need 64 bits; fit the guard with independent ones.")
+    if narrow and (most := int(torch.bincount(guard.pool.labels).max())) >= MOST:
+        raise InputError(
+            f"the pool has {most:,} images of a class; for 32 bits it may have {MOST - 1:,}."
         )
     if (dtype := dtype_of(guard.model)) != torch.float32:
         raise InputError(f"the network's weights are {dtype}; convert it with model.float().")

@@ -11,6 +11,7 @@ from mixup_inference.defenses.base import images_at_once
 from mixup_inference.defenses.gap import gap
 from mixup_inference.draws import Draws
 from mixup_inference.guard.guard import STREAM
+from mixup_inference.guard.narrow import NarrowDraws
 from mixup_inference.models.call import unwrap
 from mixup_inference.models.folding import bare
 
@@ -25,16 +26,22 @@ class GuardGraph(nn.Module):
     batch and not on the number of draws. MI-OL is computed if an image of the batch is flagged, and
     then for all of them.
 
+    In an engine that computes int64 in 32 bits the score is NaN, unless the draws are ``narrow``.
+
     Args:
         inference: MI-Combined, as the guard has it.
         block: how many mixtures of each image pass through F at once; it divides the draws.
         images: two of the pool.
+        narrow: draw in integers below 2^31, see ``guard.narrow``; for independent draws only.
     """
 
-    def __init__(self, inference: CombinedInference, block: int, images: Tensor) -> None:
+    def __init__(
+        self, inference: CombinedInference, block: int, images: Tensor, *, narrow: bool = False
+    ) -> None:
         super().__init__()
         self.inference = inference.with_model(traced(inference.model, images))
         self.block = block
+        self.narrow = narrow
 
     def forward(self, images: Tensor, seed: Tensor) -> dict[str, Tensor]:
         """The fields of ``Answer``; images NCHW in [0, 1], an int64 seed for each."""
@@ -45,6 +52,8 @@ class GuardGraph(nn.Module):
         always = torch.ones((), dtype=torch.bool)
         after = self._average(mi.detector, images, y_hat, detect, always)
         score = gap(before, after, mi.convention)
+        if not self.narrow:
+            score = torch.where(is_wide(seed), score, torch.nan)
         flagged = score > mi.threshold
         defended = self._average(mi.defender, images, y_hat, defend, flagged.any())
         answer = torch.where(flagged[:, None], defended, before)
@@ -61,6 +70,8 @@ class GuardGraph(nn.Module):
         self, mi: MixupInference, x: Tensor, y_hat: Tensor, numbers: Draws, wanted: Tensor
     ) -> Tensor:
         """Log F_MI, if it is wanted."""
+        if self.narrow:
+            numbers = NarrowDraws.of(numbers, mi.p_s.round)
         lam, chosen = mi.partners(y_hat, numbers)
 
         def unfinished(first: Tensor, total: Tensor) -> Tensor:  # noqa: ARG001
@@ -99,6 +110,11 @@ def traced(model: nn.Module, images: Tensor) -> nn.Module:
         Logits(model), (images,), dynamic_shapes=({0: torch.export.Dim("batch")},), strict=False
     )
     return program.module(check_guards=False)
+
+
+def is_wide(seed: Tensor) -> Tensor:
+    """Whether int64 has 64 bits; it depends on the seed, so that no engine folds it away."""
+    return ((seed & 1) + (1 << 40) >> 20 >> 20) == 1
 
 
 def block_size(draws: int, images: Tensor) -> int:
