@@ -19,6 +19,7 @@ from mixup_inference.guard import Answer, Calibration, Guard, Settings
 from mixup_inference.guard import export as exporting
 from mixup_inference.guard.export import data_of, difference
 from mixup_inference.guard.guard import STREAM
+from mixup_inference.models.onnx_network import OnnxNetwork, export_network
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
@@ -244,7 +245,7 @@ def test_openvino_gets_nan_rather_than_other_draws(exported, points):
     """Its int64 has 32 bits, and it does not say so."""
     found = in_openvino(exported[1])(points[0][:5].float() / 255, torch.arange(5))
     assert found["score"].isnan().all()
-    assert not found["is_adversarial"].any()
+    assert found["is_adversarial"].all()
 
 
 @pytest.mark.slow
@@ -290,3 +291,15 @@ def test_a_file_for_224_pixels_and_1000_classes_needs_little_memory(tmp_path):
     megabytes, *draws = done.stdout.split()
     assert draws == ["60"] * 4
     assert float(megabytes) < 700
+
+
+def test_a_network_that_is_an_onnx_file_is_refused(pool, tmp_path):
+    network = OnnxNetwork(export_network(Columns(), pool.pixels(torch.arange(2))))
+    with pytest.raises(InputError, match="give the torch model"):
+        with_threshold(network, pool, 0.1).export(tmp_path / "guard.onnx")
+
+
+def test_stratified_draws_are_not_narrow(pool, tmp_path):
+    guard = with_threshold(Columns(), pool, 0.1, sampling="stratified")
+    with pytest.raises(InputError, match="64 bits"):
+        exporting.export_guard(guard, tmp_path / "guard.onnx", narrow=True)

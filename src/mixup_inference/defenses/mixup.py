@@ -101,10 +101,7 @@ class MixupInference(EarlyStopping):
 
     def transform(self, x: Tensor, y_hat: Tensor, numbers: Draws, /) -> Tensor:
         """x~_k for each sample and draw."""
-        return self.mixtures(x, *self.partners(y_hat, numbers))
-
-    def mixtures(self, x: Tensor, lam: Tensor, chosen: Tensor) -> Tensor:
-        """x~_k for each sample and draw, with the ratios and images that ``partners`` drew."""
+        lam, chosen = self.partners(y_hat, numbers)
         x_s = self.pool.pixels(chosen, x.dtype)  # a copy, so that it can be mixed in place
         return mix(x[:, None], x_s, lam.to(x.dtype)[..., None, None, None], in_place=True)
 

@@ -63,8 +63,8 @@ def export_guard(
         format: "onnx", or "torch" for ``torch.export``; by default what the suffix says, ``.onnx``
             or ``.pt2``.
         narrow: for engines that compute int64 in 32 bits, such as OpenVINO; seeds must then lie
-            from 0 to 2^31 - 1. Without it the score is NaN there, because they would draw
-            something else.
+            from 0 to 2^31 - 1. Without it they would draw something else, so every score is NaN
+            there and every image flagged.
     """
     path = Path(path)
     write = WRITERS[_format(path, format)]

@@ -14,6 +14,7 @@ from mixup_inference.guard.guard import STREAM
 from mixup_inference.guard.narrow import NarrowDraws
 from mixup_inference.models.call import unwrap
 from mixup_inference.models.folding import bare
+from mixup_inference.pool import mix
 
 #: As many mixtures of each image pass through F at once as fit the memory for such a batch.
 BATCH = 4
@@ -26,7 +27,8 @@ class GuardGraph(nn.Module):
     batch and not on the number of draws. MI-OL is computed if an image of the batch is flagged, and
     then for all of them.
 
-    In an engine that computes int64 in 32 bits the score is NaN, unless the draws are ``narrow``.
+    An engine that computes int64 in 32 bits would draw something else. There every score is NaN and
+    every image flagged, unless the draws are ``narrow``.
 
     Args:
         inference: MI-Combined, as the guard has it.
@@ -52,9 +54,10 @@ class GuardGraph(nn.Module):
         always = torch.ones((), dtype=torch.bool)
         after = self._average(mi.detector, images, y_hat, detect, always)
         score = gap(before, after, mi.convention)
-        if not self.narrow:
-            score = torch.where(is_wide(seed), score, torch.nan)
         flagged = score > mi.threshold
+        if not self.narrow:
+            wide = is_wide(seed)
+            score, flagged = torch.where(wide, score, torch.nan), flagged | ~wide
         defended = self._average(mi.defender, images, y_hat, defend, flagged.any())
         answer = torch.where(flagged[:, None], defended, before)
         return {
@@ -79,7 +82,8 @@ class GuardGraph(nn.Module):
 
         def add_block(first: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
             k = first + torch.arange(self.block)
-            images = mi.mixtures(x, lam[:, k], chosen[:, k])
+            x_s = mi.pool.pixels(chosen[:, k], x.dtype)
+            images = mix(x[:, None], x_s, lam[:, k, None, None, None].to(x.dtype))
             p = self._log_probs(images.flatten(0, 1)).exp()
             return first + self.block, total + p.view(x.shape[0], self.block, -1).sum(1)
 
