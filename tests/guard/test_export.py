@@ -104,13 +104,17 @@ def test_the_graph_draws_the_images_that_python_draws(one_draw, seeds):
         assert int((off[mi] < 1e-6).sum(1).max()) <= 10  # of 200 would have given the same
 
 
+def that_flags_half(pool, points, **options):
+    """A guard with a threshold in the middle of the scores."""
+    uncalibrated = with_threshold(Columns(), pool, 1, **options)
+    scores = uncalibrated.predict(points[0][:100], seeds=torch.arange(100)).score
+    return with_threshold(Columns(), pool, float(scores.median()), **options)
+
+
 @pytest.fixture(scope="module", params=["independent", "stratified"])
 def exported(request, pool, points, tmp_path_factory):
-    """A guard that flags half of the images, its files, and what runs the one for ONNX."""
-    common = {"draws": 12, "sampling": request.param}
-    uncalibrated = with_threshold(Columns(), pool, 1, **common)
-    scores = uncalibrated.predict(points[0][:100], seeds=torch.arange(100)).score
-    guard = with_threshold(Columns(), pool, float(scores.median()), **common)
+    """A guard that flags half of the images, its file, and what runs it."""
+    guard = that_flags_half(pool, points, draws=12, sampling=request.param)
     path = guard.export(tmp_path_factory.mktemp("export") / "guard.onnx")
     return guard, path, opened(path)
 
@@ -250,7 +254,7 @@ def test_openvino_gets_nan_rather_than_other_draws(exported, points):
 
 @pytest.mark.slow
 def test_openvino_agrees_if_the_draws_are_narrow(pool, points, tmp_path):
-    guard = with_threshold(Columns(), pool, 0.15, draws=4)
+    guard = that_flags_half(pool, points, draws=4)
     path = exporting.export_guard(guard, tmp_path / "guard.onnx", narrow=True)
     for run, seeds in (
         (in_openvino(path), torch.randint(0, 2**31, (100,))),
@@ -258,19 +262,21 @@ def test_openvino_agrees_if_the_draws_are_narrow(pool, points, tmp_path):
     ):
         x = points[0][:100].float() / 255
         expected, found = guard.predict(x, seeds=seeds), run(x, seeds)
-        assert difference(expected, found, 0.15) is None
+        assert difference(expected, found, guard.calibration.threshold) is None
         assert 10 < int(found["is_adversarial"].sum()) < 90
 
 
 MEASURED = """
-import resource, sys
+import re, sys
+from pathlib import Path
 import numpy as np, onnxruntime
 options = onnxruntime.SessionOptions()
 options.intra_op_num_threads = 1
 session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
 x = np.random.default_rng(0).random((4, 3, 224, 224), dtype=np.float32)
 draws = session.run(["draws"], {"images": x, "seed": np.arange(4)})[0]
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, *draws)
+peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]
+print(int(peak) / 1024, *draws)  # (the peak of getrusage may be the parent's)
 """
 
 
@@ -290,7 +296,7 @@ def test_a_file_for_224_pixels_and_1000_classes_needs_little_memory(tmp_path):
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     megabytes, *draws = done.stdout.split()
     assert draws == ["60"] * 4
-    assert float(megabytes) < 700
+    assert float(megabytes) < 600
 
 
 def test_a_network_that_is_an_onnx_file_is_refused(pool, tmp_path):

@@ -172,6 +172,7 @@ def _write_onnx(program: torch.export.ExportedProgram, path: Path, about: dict[s
     except Exception as error:
         raise _failed(error) from error
     assert exported is not None
+    library("onnx_ir.passes.common").RemoveUnusedNodesPass()(exported.model)
     exported.model.metadata_props.update(about)
     tensors = (*program.state_dict.values(), *program.tensor_constants.values())
     exported.save(path, external_data=sum(t.nbytes for t in tensors) > LARGE)
