@@ -86,3 +86,11 @@ def test_ratios_follow_their_distribution(ratio, reference_distribution):
 def test_bad_distributions_are_refused(make):
     with pytest.raises(InputError):
         make()
+
+
+@pytest.mark.parametrize("count", [1, 9, 50])
+@pytest.mark.parametrize("k", [torch.arange(50), torch.tensor([7, 3, 44])])
+def test_permutations_in_a_graph_are_the_same(count, k):
+    """There the values of k are unknown, and each draw has the order of its round to itself."""
+    draws = Draws(make_key(0, "graph"), torch.arange(20) - 10, k)
+    assert torch.equal(draws._permutation_by_draw(3, count), draws.permutation(3, count))

@@ -129,13 +129,25 @@ class Draws:
 
         So a sample's first n draws hold every label n / count times, rounded down or up.
         """
+        if torch.compiler.is_compiling():  # an exported graph cannot look at the values of k
+            return self._permutation_by_draw(slot, count)
         rounds, first = self.k // count, int(self.k.min()) // count
         numbers = torch.arange(first, int(rounds.max()) + 1, device=self.k.device)
-        bits = Draws(self.key, self.index, numbers).bits(slot)
-        keys = absorb(absorb(bits, bits.new_tensor(-2))[..., None], self._cells(count))
-        order = keys.argsort(-1).flatten(1)  # (samples, rounds x count)
+        order = self._orders(numbers, slot, count).flatten(1)  # (samples, rounds x count)
         place = (rounds - first) * count + self.k % count
         return order.gather(1, place.expand(len(order), -1))
+
+    def _permutation_by_draw(self, slot: int, count: int) -> Tensor:
+        """The same labels; the order of a round is computed anew for each of its draws."""
+        order = self._orders(self.k // count, slot, count)
+        place = (self.k % count)[..., None].expand(*order.shape[:-1], 1)
+        return order.gather(-1, place).squeeze(-1)
+
+    def _orders(self, rounds: Tensor, slot: int, count: int) -> Tensor:
+        """The labels in the order of each of these rounds, (samples, rounds, count)."""
+        bits = Draws(self.key, self.index, rounds).bits(slot)
+        keys = absorb(absorb(bits, bits.new_tensor(-2))[..., None], self._cells(count))
+        return keys.argsort(-1)
 
     @timed(Stage.DRAWING)
     def uniform_block(self, slot: int, shape: tuple[int, ...]) -> Tensor:

@@ -94,8 +94,15 @@ class Pool(nn.Module):
 
     def draw(self, labels: Tensor, bits: Tensor) -> Tensor:
         """For each label and its random bits, the number of one image of that class."""
-        place = self._start[labels] + scale_bits(bits, self._count[labels])
-        return self._order[place]
+        return self.nth(labels, scale_bits(bits, self.count(labels)))
+
+    def count(self, labels: Tensor) -> Tensor:
+        """For each label, how many images of that class there are."""
+        return self._count[labels]
+
+    def nth(self, labels: Tensor, n: Tensor) -> Tensor:
+        """For each label, the number of the n-th image of that class."""
+        return self._order[self._start[labels] + n]
 
     def pixels(self, numbers: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """The images with these numbers as floats in [0, 1], shape (*numbers.shape, C, H, W)."""

@@ -9,6 +9,8 @@ from PIL import Image
 
 from e2e.process import call
 from mixup_inference import load_dataset
+from mixup_inference.datasets.image_file import read_picture
+from mixup_inference.draws import derive_seed
 from mixup_inference.guard import Guard
 
 
@@ -87,9 +89,35 @@ def test_check_tells_when_pictures_differ(fitted, tmp_path):
     assert "Calibrate again" in other.stdout
 
 
+def test_an_exported_guard_answers_as_predict_does(fitted, pictures, tmp_path):
+    done = call("guard", "export", fitted[0], "guard.pt2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "guard.pt2" in done.stdout
+    run = torch.export.load(tmp_path / "guard.pt2").module()
+    path = min(pictures.glob("*.png"))
+    lines = call("guard", "predict", fitted[0], path, "--json", "--seed", "3").stdout
+    expected = json.loads(lines)
+    pixels = read_picture(path, (1, 8, 8))
+    seed = torch.tensor([derive_seed(3, path.name)])
+    found = run(torch.from_numpy(pixels)[None] / 255, seed)
+    for name in ("label", "undefended_label"):
+        assert str(int(found[name])) == expected[name]
+    assert bool(found["is_adversarial"]) == expected["is_adversarial"]
+    assert float(found["probabilities"].max()) == pytest.approx(expected["probability"], abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["guard.txt", "nowhere/guard.onnx"])
+def test_export_says_what_is_wrong_with_a_path(fitted, tmp_path, name):
+    done = call("guard", "export", fitted[0], name, cwd=tmp_path)
+    assert done.returncode == 2
+    assert name.split("/")[0] in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("export", "nowhere", "guard.onnx"), "holds no guard"),
         (("predict", "nowhere", "a.png"), "holds no guard"),
         (("fit", "--points", "10"), "give at least 19"),
         (("fit", "--points", "5000"), "the data set has only"),

@@ -1,4 +1,4 @@
-"""The commands `guard ...`: calibrate a guard, ask it about pictures, check it."""
+"""The commands `guard ...`: calibrate a guard, ask it about pictures, check it, export it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 guard_app = App(
     name="guard",
-    help="A classifier that flags suspicious inputs: calibrate it, use it, check it.",
+    help="A classifier that flags suspicious inputs: calibrate it, use it, check it, export it.",
     help_epilogue=examples(
         "guard fit                                   # on digits, without a download",
         "guard fit -o my-guard --data cifar10 --weights cifar10-mixup --evaluate",
         "guard predict my-guard picture.png",
         "guard check my-guard new-clean-pictures/",
+        "guard export my-guard guard.onnx",
     ),
     help_format="plaintext",
 )
@@ -190,6 +191,41 @@ def check(folder: Folder, pictures: Pictures, /) -> None:
         "calibration. Calibrate again with `guard fit`."
     )
     sys.exit(1)
+
+
+@guard_app.command(
+    help_epilogue=examples(
+        "guard export my-guard guard.onnx             # for ONNX Runtime",
+        "guard export my-guard guard.onnx --narrow    # for OpenVINO",
+        "guard export my-guard guard.pt2              # for torch.export.load",
+    )
+)
+def export(
+    folder: Folder,
+    file: Annotated[Path, Parameter(help="What to write.")],
+    /,
+    *,
+    format: Annotated[  # noqa: A002 (the option's name)
+        Literal["onnx", "torch"] | None,
+        Parameter(help="By default what the name says: onnx for .onnx, torch for .pt2."),
+    ] = None,
+    narrow: Annotated[
+        Flag, Parameter(help="For OpenVINO, whose integers have 32 bits; seeds from 0 to 2^31 - 1.")
+    ] = False,
+) -> None:
+    """Write the whole guard as one file that runs without this package.
+
+    Inputs: images (float, NCHW, in [0, 1]) and a seed (int64) for each, from which its draws
+    follow. The file is compared with the guard before it is kept. Needs
+    `pip install mixup-inference[engines]` for ONNX.
+    """
+    from mixup_inference.guard.export import data_of, export_guard  # noqa: PLC0415
+
+    path = export_guard(_load(folder), file, format, narrow=narrow)
+    for part in (path, data_of(path)):
+        if part.exists():
+            say(f"{part} ({part.stat().st_size / 1e6:.1f} MB)")
+    say("It answers as the guard does, for images of the pool.")
 
 
 @dataclass(frozen=True)

@@ -284,7 +284,7 @@ class Defense(nn.Module):
         count = self.draws if draws is None else check_int(draws, what="draws", least=1)
         k = torch.arange(count, device=x.device)
         if index is not None:
-            return ("index", stream), check_index(index, count=len(x), device=x.device), k
+            return ("index", stream), check_index(index, count=x.shape[0], device=x.device), k
         if not self.fresh:
             return ("frozen",), torch.zeros(len(x), dtype=torch.int64, device=x.device), k
         self.calls += 1

@@ -114,7 +114,8 @@ class MixupInference(EarlyStopping):
             uniform = partial(numbers.stratified, cells=self.p_s.round)
         u = uniform(_LABEL)
         y_s = self.p_s.sample(y_hat[:, None].expand_as(u), u)  # y_s ~ p_s(y)
-        chosen = self.pool.draw(y_s, numbers.bits(_IMAGE))  # x_s ~ p_s(x | y_s)
+        place = numbers.integers(_IMAGE, self.pool.count(y_s))
+        chosen = self.pool.nth(y_s, place)  # x_s ~ p_s(x | y_s)
         if isinstance(self.lam, float):
             return torch.full_like(chosen, self.lam, dtype=torch.float64), chosen
         return self.lam.quantile(uniform(_RATIO)), chosen

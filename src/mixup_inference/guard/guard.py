@@ -290,6 +290,12 @@ class Guard:
 
         return save_guard(self, Path(folder), half=half)
 
+    def export(self, path: str | Path) -> Path:
+        """Write the guard as one file that runs without this package; see ``export_guard``."""
+        from mixup_inference.guard.export import export_guard  # noqa: PLC0415 (imports this module)
+
+        return export_guard(self, path)
+
     @classmethod
     def load(cls, folder: str | Path, model: nn.Module | None = None) -> Guard:
         """Read a folder that ``save`` wrote; give ``model`` if the folder lacks the network."""
