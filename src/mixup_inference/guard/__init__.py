@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mixup_inference.guard.calibration import Calibration, Drift
 from mixup_inference.guard.evaluation import Evaluation
-from mixup_inference.guard.guard import Answer, Guard, Settings
+from mixup_inference.guard.guard import Answer, Guard
+from mixup_inference.guard.settings import Settings
 
 __all__ = ["Answer", "Calibration", "Drift", "Evaluation", "Guard", "Settings"]

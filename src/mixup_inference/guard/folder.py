@@ -22,7 +22,8 @@ from mixup_inference.experiments.spec.fields import Count, Table
 from mixup_inference.guard.calibration import Calibration
 from mixup_inference.guard.card import CARD, card, network_name
 from mixup_inference.guard.evaluation import Evaluation
-from mixup_inference.guard.guard import Guard, PoolCost, Settings, Stopping
+from mixup_inference.guard.guard import Guard, PoolCost, Stopping
+from mixup_inference.guard.settings import Settings
 from mixup_inference.models import WEIGHTS, load_checkpoint, save_checkpoint
 from mixup_inference.models.call import dtype_of, logits_of
 from mixup_inference.models.checkpoint import config_of

@@ -7,67 +7,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
-from pydantic import Field, ValidationError
 from torch import Tensor, nn
 
 from mixup_inference.datasets import as_tensors, random_order
-from mixup_inference.defenses import CombinedInference, MixupInference, get_preset
+from mixup_inference.defenses import CombinedInference, MixupInference
 from mixup_inference.defenses.combined import Examined
-from mixup_inference.defenses.early_stopping import Stop
 from mixup_inference.errors import InputError
 from mixup_inference.evaluation import evaluate
 from mixup_inference.experiments.spec.fields import Count, NotNegative, Table
 from mixup_inference.guard.calibration import Calibration, Drift, calibrate, drift
 from mixup_inference.guard.evaluation import Evaluation, evaluate_guard
+from mixup_inference.guard.settings import Settings
 from mixup_inference.models.call import dtype_of
 from mixup_inference.pool import Pool
 from mixup_inference.utils.io import hash_tensors
 from mixup_inference.utils.progress import SILENT, Progress
-from mixup_inference.validation import as_pixels, check_images, check_index, describe
+from mixup_inference.validation import as_pixels, check_images, check_index
 
 #: The stream of a guard's draws: a seed gives the same ones in any release and engine.
 STREAM = "guard"
 
 #: Of a guard that is about to be calibrated.
 UNSET = Calibration(threshold=1, false_positive_rate=1, points=1, flagged=0, low=0, high=1)
-
-
-class Settings(Table):
-    """The settings of MI-Combined behind a guard; see ``CombinedInference``."""
-
-    lam_detect: float = Field(default=0.5, ge=0, le=1)
-    lam_defend: float = Field(default=0.4, ge=0, le=1)
-    draws: Count = 30
-    sampling: Literal["independent", "stratified"] = "independent"
-    control_variate: bool = False
-    stop: Stop | None = "likely"
-    error: float = Field(default=0.05, gt=0, le=0.5)
-    engine: str = "folded"
-    seed: NotNegative = 0
-
-    def __init__(self, **settings: Any) -> None:
-        try:
-            super().__init__(**settings)
-        except ValidationError as error:
-            problems = (
-                describe(problem, ".".join(map(str, problem["loc"]))) for problem in error.errors()
-            )
-            raise InputError(" ".join(problems)) from None
-
-    @classmethod
-    def of_preset(cls, name: str, **others: Any) -> Self:
-        """The settings of a preset of MI-Combined, or of a file that ``tune`` wrote."""
-        preset = get_preset(name)
-        if preset.kind != "mi-combined":
-            raise InputError(
-                f"a guard needs a preset of mi-combined; {name} is one of {preset.kind}."
-            )
-        kept = {key: value for key, value in preset.settings.items() if key != "threshold"}
-        return cls(**(kept | others))
 
 
 class PoolCost(Table):

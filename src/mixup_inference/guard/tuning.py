@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mixup_inference.attacks import pgd
 from mixup_inference.detection import MixupDetector
 from mixup_inference.evaluation.grid_search import try_settings
-from mixup_inference.guard.guard import Settings
+from mixup_inference.guard.settings import Settings
 from mixup_inference.metrics.roc import auc
 from mixup_inference.models.call import dtype_of
 from mixup_inference.pool import Pool
