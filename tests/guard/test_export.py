@@ -282,7 +282,7 @@ print(int(peak) / 1024, *draws)  # (the peak of getrusage may be the parent's)
 
 @pytest.mark.slow
 def test_a_file_for_224_pixels_and_1000_classes_needs_little_memory(tmp_path):
-    """At once, the 120 mixtures of 4 images would fill 460 MB with the first layer's output."""
+    """At once, the 120 mixtures of 4 images would fill 385 MB with the first layer's output."""
     network = nn.Sequential(
         nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(7), nn.Flatten(),
         nn.Linear(64 * 49, 1000),
@@ -309,3 +309,10 @@ def test_stratified_draws_are_not_narrow(pool, tmp_path):
     guard = with_threshold(Columns(), pool, 0.1, sampling="stratified")
     with pytest.raises(InputError, match="64 bits"):
         exporting.export_guard(guard, tmp_path / "guard.onnx", narrow=True)
+
+
+def test_a_missing_library_is_named(pool, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    guard = with_threshold(Columns(), pool, 0.1)
+    with pytest.raises(InputError, match="engines"):
+        guard.export(tmp_path / "guard.onnx")

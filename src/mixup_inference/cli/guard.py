@@ -195,9 +195,9 @@ def check(folder: Folder, pictures: Pictures, /) -> None:
 
 @guard_app.command(
     help_epilogue=examples(
-        "guard export my-guard guard.onnx             # for ONNX Runtime",
-        "guard export my-guard guard.onnx --narrow    # for OpenVINO",
-        "guard export my-guard guard.pt2              # for torch.export.load",
+        "guard export my-guard guard.onnx            # ONNX Runtime",
+        "guard export my-guard guard.onnx --narrow   # OpenVINO",
+        "guard export my-guard guard.pt2             # torch.export.load",
     )
 )
 def export(
@@ -215,9 +215,9 @@ def export(
 ) -> None:
     """Write the whole guard as one file that runs without this package.
 
-    Inputs: images (float, NCHW, in [0, 1]) and a seed (int64) for each, from which its draws
-    follow. The file is compared with the guard before it is kept. Needs
-    `pip install mixup-inference[engines]` for ONNX.
+    Inputs: images (float, NCHW, in [0, 1]), and a seed (int64) for each.
+    The file is compared with the guard before it is kept.
+    ONNX needs `pip install mixup-inference[engines]`.
     """
     from mixup_inference.guard.export import data_of, export_guard  # noqa: PLC0415
 

@@ -30,6 +30,12 @@ from mixup_inference.validation import check_choice
 Format = Literal["onnx", "torch"]
 SUFFIXES: dict[str, Format] = {".onnx": "onnx", ".pt2": "torch"}
 
+#: Of the extra ``engines``.
+LIBRARIES: dict[Format, tuple[str, ...]] = {
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "torch": (),
+}
+
 INPUTS = ("images", "seed")
 OUTPUTS = tuple(Answer.__dataclass_fields__)
 
@@ -67,13 +73,15 @@ def export_guard(
             there and every image flagged.
     """
     path = Path(path)
-    write = WRITERS[_format(path, format)]
+    kind = _format(path, format)
+    for name in LIBRARIES[kind]:
+        library(name)
     if not path.absolute().parent.is_dir():
         raise InputError(f"there is no folder {path.absolute().parent}.")
     program = _program(guard, narrow=narrow)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.absolute().parent) as folder:
         temporary = Path(folder) / path.name
-        _check(guard, write(program, temporary, metadata(guard)))
+        _check(guard, WRITERS[kind](program, temporary, metadata(guard)))
         data_of(path).unlink(missing_ok=True)
         for file in sorted(temporary.parent.iterdir(), reverse=True):  # the data first
             file.replace(path.with_name(file.name))
@@ -158,8 +166,6 @@ def _write_torch(program: torch.export.ExportedProgram, path: Path, about: dict[
 
 
 def _write_onnx(program: torch.export.ExportedProgram, path: Path, about: dict[str, str]) -> Run:
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        library(name)
     try:
         with quiet_export():
             exported = torch.onnx.export(
