@@ -10,7 +10,7 @@ SERVE  := .venv-serve
 FRESH  := .venv-release
 TORCH  := torch==2.13.0
 SPEC   ?= digits
-SERVED := tests/serving tests/test_docs.py::test_the_code_of_a_page_runs[serving]
+SERVED := tests/serving src/mixup_inference/serving "tests/test_docs.py::test_the_code_of_a_page_runs[serving]"
 
 .PHONY: help run test slow serve-test serve-slow bench lint format docs pages modules cards release-check clean
 

@@ -146,7 +146,7 @@ def make_app(service: Service, token: str | None = None) -> FastAPI:
     app.add_middleware(Authorized, token=Token(token))
     app.add_middleware(Counted, metrics=service.metrics)
     schemas = InferenceDocument.model_json_schema(ref_template="#/components/schemas/{model}")
-    app.openapi = lambda: _openapi(app, schemas)
+    app.openapi = lambda: _openapi(app, schemas, service.name)
     return app
 
 
@@ -231,8 +231,8 @@ async def _refuse(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"error": str(error)}, status)
 
 
-def _openapi(app: FastAPI, schema: dict[str, Any]) -> dict[str, Any]:
-    """FastAPI's description, with the type of requests that are read by us."""
+def _openapi(app: FastAPI, schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """FastAPI's description, with the type of requests that are read by us, and the one model."""
     if app.openapi_schema is None:
         found = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
@@ -240,5 +240,9 @@ def _openapi(app: FastAPI, schema: dict[str, Any]) -> dict[str, Any]:
         schemas = found["components"]["schemas"]
         inner = {key: value for key, value in schema.items() if key != "$defs"}
         schemas |= schema.get("$defs", {}) | {"InferenceDocument": inner}
+        for methods in found["paths"].values():
+            for parameter in (p for what in methods.values() for p in what.get("parameters", ())):
+                if parameter["name"] == "model_name":
+                    parameter["schema"] = {"type": "string", "enum": [name]}
         app.openapi_schema = found
     return app.openapi_schema

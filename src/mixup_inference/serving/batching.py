@@ -14,8 +14,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mixup_inference.guard import Answer
+from mixup_inference.guard import Answer, Guard
+from mixup_inference.models.call import dtype_of
 from mixup_inference.serving.limits import Limits, Refusal
+from mixup_inference.validation import as_pixels
 
 #: Answers for the images of some jobs, in order, one seed an image.
 Predict = Callable[[Sequence[Tensor], Tensor], Answer]
@@ -26,8 +28,13 @@ Observe = Callable[[Answer, float], None]
 class Backend(Protocol):
     """Whatever computes answers behind the front: this process, or others."""
 
+    rows: int  # images that wait
+
     async def submit(self, images: Tensor, seeds: Tensor) -> Answer:
         """Answer for checked images, NCHW, with one int64 seed each; Refusal if it is full."""
+
+    def hurry(self) -> None:
+        """Accept nothing more, and let nothing wait for company."""
 
     async def close(self) -> None:
         """Answer what was accepted, and accept nothing more."""
@@ -168,6 +175,16 @@ class Batcher:
             if not job.answer.done():
                 job.answer.set_result(part(answer, start_row, start_row + len(job)))
             start_row += len(job)
+
+
+def local(guard: Guard, limits: Limits, observe: Observe) -> Backend:
+    """A backend that computes in this process."""
+    dtype = dtype_of(guard.model)
+
+    def predict(images: Sequence[Tensor], seeds: Tensor) -> Answer:
+        return guard.predict(torch.cat([as_pixels(x, dtype) for x in images]), seeds=seeds)
+
+    return Batcher(predict, limits, observe)
 
 
 def part(answer: Answer, start: int, end: int) -> Answer:

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse
 
 from mixup_inference.serving.limits import Token
 from mixup_inference.serving.metrics import Metrics
+from mixup_inference.serving.service import log_fault
 
 LOG = logging.getLogger("mixup_inference.serving")
 
@@ -52,18 +53,24 @@ class Counted:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status = time.perf_counter(), 500
+        start, status, begun = time.perf_counter(), 500, False
 
         async def watched(message: Message) -> None:
-            nonlocal status
+            nonlocal status, begun
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, begun = message["status"], True
                 message["headers"] = [*message["headers"], (b"x-content-type-options", b"nosniff")]
             await send(message)
 
         self.metrics.in_flight.inc()
         try:
             await self.app(scope, receive, watched)
+        except Exception as error:
+            log_fault(error)
+            if not begun:
+                await JSONResponse({"error": "the server failed on this request."}, 500)(
+                    scope, receive, send
+                )
         finally:
             seconds = time.perf_counter() - start
             route = getattr(scope.get("route"), "path", "other")  # not what the client wrote

@@ -6,7 +6,7 @@ is malformed for a fault of the server, and makes Python numbers of binary tenso
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import numpy as np
@@ -50,6 +50,8 @@ class InputTensor(RequestInput):
     """A tensor of a request; ``data`` is missing where its bytes come behind the JSON."""
 
     model_config = ConfigDict(strict=True)
+    name: Literal["images", "seed"]
+    datatype: Literal["FP32", "UINT8", "INT64"]
     data: list[Any] | None = None
 
 
@@ -163,7 +165,7 @@ def read_request(body: bytes, json_length: str | None, model: str) -> InferReque
     inputs: list[InferInput] = []
     for tensor in document.inputs:
         if tensor.name in (read.name for read in inputs):
-            raise Refusal(400, f"the input {tensor.name!r:.40} is given twice.")
+            raise Refusal(400, f"the input {tensor.name} is given twice.")
         array, end = _array(tensor, body, end)
         inputs.append(InferInput(tensor.name, tensor.shape, tensor.datatype, array))
     if end != len(body):
@@ -188,15 +190,9 @@ def read_request(body: bytes, json_length: str | None, model: str) -> InferReque
 
 def _array(tensor: InputTensor, body: bytes, start: int) -> tuple[Array, int]:
     """A tensor's array, from JSON or from the bytes at ``start``, and where the next one starts."""
-    kinds = INPUT_TYPES.get(tensor.name)
-    if kinds is None:
-        raise Refusal(
-            400, f"there is no input {tensor.name!r:.40}; known: {', '.join(INPUT_TYPES)}."
-        )
+    kinds = INPUT_TYPES[tensor.name]
     if tensor.datatype not in kinds:
-        raise Refusal(
-            400, f"{tensor.name} must be {' or '.join(kinds)}; saw {tensor.datatype!r:.20}."
-        )
+        raise Refusal(400, f"{tensor.name} must be {' or '.join(kinds)}; saw {tensor.datatype}.")
     dtype = DTYPES[tensor.datatype]
     if tensor.data is not None:
         array = _from_json(tensor.name, tensor.data, dtype)

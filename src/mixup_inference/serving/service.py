@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from traceback import format_tb
 
-import torch
 from torch import Tensor
 
 from mixup_inference.errors import InputError
 from mixup_inference.guard import Answer, Guard
 from mixup_inference.guard.guard import fresh_seeds
-from mixup_inference.models.call import dtype_of
-from mixup_inference.serving.batching import Batcher
+from mixup_inference.serving.batching import Backend, Observe, local
 from mixup_inference.serving.limits import Limits, Refusal
 from mixup_inference.serving.metrics import Metrics
-from mixup_inference.validation import as_pixels, check_images
+from mixup_inference.validation import check_images
 
 LOG = logging.getLogger("mixup_inference.serving")
 
@@ -27,6 +25,12 @@ NOTE = (
 )
 
 
+def log_fault(error: Exception) -> None:
+    """Log where something failed, without the error's text, which may tell of a request."""
+    frames = "".join(format_tb(error.__traceback__))
+    LOG.error("%s\n%s", type(error).__name__, frames)
+
+
 class Service:
     """One guard, from loading to shutting down.
 
@@ -34,6 +38,7 @@ class Service:
         load: returns the guard; called in a thread, while requests are answered with 503.
         name: of the model, in addresses.
         limits: of requests.
+        backend: makes what computes the answers, once the guard has loaded.
         failed: called when the guard cannot be loaded; ``problem`` says why.
     """
 
@@ -43,14 +48,15 @@ class Service:
         name: str = "guard",
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         *,
+        backend: Callable[[Guard, Limits, Observe], Backend] = local,
         failed: Callable[[], None] = lambda: None,
     ) -> None:
         self.name, self.limits = name, limits
         self.metrics = Metrics(self)
         self.problem: Exception | None = None
-        self._load, self._failed = load, failed
+        self._load, self._make_backend, self._failed = load, backend, failed
         self._guard: Guard | None = None
-        self._backend: Batcher | None = None
+        self._backend: Backend | None = None
         self._loading: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -65,13 +71,8 @@ class Service:
             self.problem = error
             self._failed()
             return
-
-        def predict(images: Sequence[Tensor], seeds: Tensor) -> Answer:
-            dtype = dtype_of(guard.model)
-            return guard.predict(torch.cat([as_pixels(x, dtype) for x in images]), seeds=seeds)
-
         self._guard = guard
-        self._backend = Batcher(predict, self.limits, self.metrics.observe)
+        self._backend = self._make_backend(guard, self.limits, self.metrics.observe)
         LOG.info("The guard is ready.")
 
     def hurry(self) -> None:
@@ -130,12 +131,8 @@ class Service:
             raise Refusal(503, sentence, {"Retry-After": "5"}) from None
         except Refusal:
             raise
-        except Exception as error:  # without its text, which may tell of the request
-            LOG.error(
-                "%s in the engine\n%s",
-                type(error).__name__,
-                "".join(format_tb(error.__traceback__)),
-            )
+        except Exception as error:
+            log_fault(error)
             raise Refusal(500, "the guard failed on this request.") from None
 
     def _check(self, images: Tensor, seeds: Tensor | None) -> None:
