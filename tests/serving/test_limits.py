@@ -150,28 +150,28 @@ def picture():
 
 
 def test_a_failing_engine_is_an_error_without_details(guard, caplog):
-    secret = "".join(["sec", "ret"])  # the log shows lines of the source
+    hidden = "".join(["sec", "ret"])  # the log shows lines of the source
 
     class Broken(Gated):
         def predict(self, x, *, seeds=None):
             if seeds is not None:
-                raise RuntimeError(f"{secret} {x}")
+                raise RuntimeError(f"{hidden} {x}")
             return self.guard.predict(x)
 
     with run(lambda: Broken(guard)) as server:
         reply = server.until_ready().infer(document(IMAGE))
         assert reply.refuses(500)
-        assert secret not in reply.json["error"]
+        assert hidden not in reply.json["error"]
         assert server.ask("GET", "/v2/health/ready").status == 200
     assert "RuntimeError" in caplog.text
-    assert secret not in caplog.text
+    assert hidden not in caplog.text
 
 
 def test_a_fault_of_the_server_is_a_sentence_too(guard, caplog, monkeypatch):
-    secret = "".join(["sec", "ret"])
+    hidden = "".join(["sec", "ret"])
 
     def fail(*_):
-        raise RuntimeError(secret)
+        raise RuntimeError(hidden)
 
     with run(lambda: guard) as server:
         server.until_ready()
@@ -180,7 +180,7 @@ def test_a_fault_of_the_server_is_a_sentence_too(guard, caplog, monkeypatch):
         monkeypatch.undo()
         assert server.infer(document(IMAGE)).status == 200
     assert "RuntimeError" in caplog.text
-    assert secret not in caplog.text
+    assert hidden not in caplog.text
 
 
 @pytest.mark.parametrize("path", ["/v2", "/docs", "/openapi.json", "/metrics", "/nowhere"])
