@@ -14,7 +14,7 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 
 from mixup_inference.guard import Guard
-from serving.running import Process, run
+from serving.running import Process, document, run
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +76,7 @@ def test_ten_thousand_requests_are_all_answered_rightly_in_flat_memory(folder, d
             assert found == pytest.approx(getattr(offline, name).numpy(), abs=1e-5), name
 
 
-def test_no_request_that_schemathesis_thinks_of_is_a_fault_of_the_server(guard):
+def test_no_request_that_schemathesis_thinks_of_is_a_fault_of_the_server(guard, images):
     import schemathesis
     from hypothesis import HealthCheck, given, settings
     from hypothesis.errors import Unsatisfiable
@@ -117,6 +117,14 @@ def test_no_request_that_schemathesis_thinks_of_is_a_fault_of_the_server(guard):
                     attempt()
         assert {("POST", "/classify", 200), ("POST", "/classify", 400)} <= seen
         infer = "/v2/models/{model_name}/infer"
+        names = {"model_name": "guard"}
+        for more in ({}, {"id": "7"}, {"outputs": [{"name": "is_adversarial"}]}):
+            case = schema[infer]["POST"].Case(
+                path_parameters=names, body=document(images, **more), media_type="application/json"
+            )
+            response = case.call(base_url=url)
+            assert response.status_code == 200
+            case.validate_response(response, checks=checks)
         assert {("POST", infer, 400), ("POST", infer, 404)} <= seen
         assert server.service.ready
     print(sorted(seen))  # noqa: T201
