@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 from fastapi import FastAPI, Request
-from fastapi.openapi.utils import get_openapi
 from kserve.errors import ModelNotFound, ModelNotReady, ServerNotReady
 from kserve.protocol.rest import v2_datamodels as types
 from kserve.protocol.rest.v2_endpoints import V2Endpoints
-from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
@@ -22,44 +20,18 @@ from mixup_inference.serving.limits import Refusal, Token
 from mixup_inference.serving.middleware import Authorized, Counted
 from mixup_inference.serving.page import page
 from mixup_inference.serving.pictures import Decoder, file_of
-from mixup_inference.serving.protocol import (
-    JSON_LENGTH,
-    Front,
-    InferenceDocument,
-    Plane,
-    read_request,
-    write_response,
+from mixup_inference.serving.protocol import Front, Plane, write_response
+from mixup_inference.serving.schema import (
+    BINARY,
+    DESCRIPTION,
+    PICTURE_REQUEST,
+    TENSOR_REQUEST,
+    Classified,
+    describe,
+    problems,
 )
 from mixup_inference.serving.service import NOTE, Service
-
-DESCRIPTION = f"""An image classifier that flags suspicious inputs.
-
-{NOTE} It is a monitor for careless and transferred attacks, not a wall.
-"""
-PICTURES = ("image/png", "image/jpeg", "image/webp")
-BINARY = {"type": "string", "format": "binary"}
-
-
-class Problem(BaseModel):
-    """Why there is no answer, in a sentence."""
-
-    error: str
-
-
-class Classified(BaseModel):
-    """What the guard says of a picture.
-
-    An attack that knows the guard evades it: is_adversarial = false does not mean that the image is
-    clean.
-    """
-
-    label: str = Field(description="The answer: the network's, or MI-OL's if it is flagged.")
-    probability: float = Field(description="Of the answer.")
-    undefended_label: str = Field(description="What the network alone says.")
-    score: float = Field(description="How suspicious the image is.")
-    is_adversarial: bool = Field(description=f"Whether the score is over the threshold. {NOTE}")
-    draws: int = Field(description="Random mixtures that were made.")
-    probabilities: dict[str, float] = Field(description="Of each class.")
+from mixup_inference.serving.tensors import JSON_LENGTH, read_request
 
 
 def make_app(service: Service, token: str | None = None) -> FastAPI:
@@ -121,32 +93,19 @@ def make_app(service: Service, token: str | None = None) -> FastAPI:
     app.add_api_route(
         "/classify", classify, methods=["POST"], tags=["pictures"], summary="Classify a picture",
         description=f"A picture as the body, or as the file of a form. {NOTE}",
-        responses={200: {"model": Classified}, **_problems(400, 401, 408, 413, 429, 500, 503)},
-        openapi_extra={
-            "parameters": [_seed_parameter()],
-            "requestBody": {
-                "required": True,
-                "content": {
-                    **{kind: {"schema": BINARY} for kind in PICTURES},
-                    "multipart/form-data": {"schema": {
-                        "type": "object", "properties": {"file": BINARY}, "required": ["file"],
-                        "additionalProperties": False,
-                    }},
-                },
-            },
-        },
+        responses={200: {"model": Classified}, **problems(400, 401, 408, 413, 429, 500, 503)},
+        openapi_extra=PICTURE_REQUEST,
     )  # fmt: skip
     app.add_api_route(
         "/metrics", metrics, tags=["server"], summary="Metrics for Prometheus",
-        response_class=Response, responses={200: {"content": {"text/plain": {}}}, **_problems(401)},
+        response_class=Response, responses={200: {"content": {"text/plain": {}}}, **problems(401)},
     )  # fmt: skip
     app.add_api_route("/docs", docs, include_in_schema=False)
     for kind in (HTTPException, Refusal, ModelNotFound, ModelNotReady, ServerNotReady):
         app.add_exception_handler(kind, _refuse)
     app.add_middleware(Authorized, token=Token(token))
     app.add_middleware(Counted, metrics=service.metrics)
-    schemas = InferenceDocument.model_json_schema(ref_template="#/components/schemas/{model}")
-    app.openapi = lambda: _openapi(app, schemas, service.name)
+    app.openapi = lambda: describe(app, service.name)
     return app
 
 
@@ -165,9 +124,8 @@ def _add_protocol(app: FastAPI, v2: V2Endpoints, infer: Any) -> None:
     for path, endpoint, model, summary, statuses in gets:
         app.add_api_route(
             f"/v2{path}", endpoint, response_model=model, tags=["Open Inference Protocol"],
-            summary=summary, responses=_problems(401, *statuses), description=summary + ".",
+            summary=summary, responses=problems(401, *statuses), description=summary + ".",
         )  # fmt: skip
-    request = {"$ref": "#/components/schemas/InferenceDocument"}
     app.add_api_route(
         "/v2/models/{model_name}/infer", infer, methods=["POST"], summary="Classify images",
         tags=["Open Inference Protocol"],
@@ -176,11 +134,9 @@ def _add_protocol(app: FastAPI, v2: V2Endpoints, infer: Any) -> None:
         responses={
             200: {"model": types.InferenceResponse, "description": NOTE,
                   "content": {"application/octet-stream": {"schema": BINARY}}},
-            **_problems(400, 401, 404, 408, 413, 429, 500, 503),
+            **problems(400, 401, 404, 408, 413, 429, 500, 503),
         },
-        openapi_extra={"requestBody": {"required": True, "content": {
-            "application/json": {"schema": request}, "application/octet-stream": {"schema": BINARY},
-        }}},
+        openapi_extra=TENSOR_REQUEST,
     )  # fmt: skip
 
 
@@ -196,17 +152,6 @@ def _model_ready(v2: V2Endpoints) -> Any:
         return await v2.model_ready(model_name)
 
     return model_ready
-
-
-def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": Problem} for status in statuses}
-
-
-def _seed_parameter() -> dict[str, Any]:
-    return {
-        "name": "seed", "in": "query", "required": False, "schema": {"type": "integer"},
-        "description": "For the same draws each time; only if the server allows it.",
-    }  # fmt: skip
 
 
 def _seed_of(request: Request) -> torch.Tensor | None:
@@ -229,20 +174,3 @@ async def _refuse(_: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"error": error.detail}, error.status_code, error.headers)
     status = 404 if isinstance(error, ModelNotFound) else 503
     return JSONResponse({"error": str(error)}, status)
-
-
-def _openapi(app: FastAPI, schema: dict[str, Any], name: str) -> dict[str, Any]:
-    """FastAPI's description, with the type of requests that are read by us, and the one model."""
-    if app.openapi_schema is None:
-        found = get_openapi(
-            title=app.title, version=app.version, description=app.description, routes=app.routes
-        )
-        schemas = found["components"]["schemas"]
-        inner = {key: value for key, value in schema.items() if key != "$defs"}
-        schemas |= schema.get("$defs", {}) | {"InferenceDocument": inner}
-        for methods in found["paths"].values():
-            for parameter in (p for what in methods.values() for p in what.get("parameters", ())):
-                if parameter["name"] == "model_name":
-                    parameter["schema"] = {"type": "string", "enum": [name]}
-        app.openapi_schema = found
-    return app.openapi_schema
