@@ -6,16 +6,19 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 DOCS   := .venv-docs
+SERVE  := .venv-serve
 FRESH  := .venv-release
 TORCH  := torch==2.13.0
 SPEC   ?= digits
+SERVED := tests/serving src/mixup_inference/serving "tests/test_docs.py::test_the_code_of_a_page_runs[serving]"
 
-.PHONY: help run test slow bench lint format docs pages modules cards release-check clean
+.PHONY: help run test slow serve-test serve-slow bench lint format docs pages modules cards release-check clean
 
 help:
 	@echo "make run     set up, then run the digits experiment (SPEC=name or file for another)"
 	@echo "make test    set up, then run the tests"
 	@echo "make slow    the tests that take minutes"
+	@echo "make serve-test  the tests of the server, in .venv-serve (serve-slow: those that take minutes)"
 	@echo "make bench   measure speed against the limit and against peers (some minutes)"
 	@echo "make lint    formatting, lint, types, import layers"
 	@echo "make format  apply the formatter"
@@ -50,6 +53,23 @@ test: $(VENV)/.dev-ready
 
 slow: $(VENV)/.dev-ready
 	@$(BIN)/python -m pytest -q -m slow
+
+# kserve wants an older python-dateutil than the other locks have, so the server's packages get an
+# environment of their own, which sees those of .venv behind its own.
+$(SERVE)/.ready: requirements/serve.lock $(VENV)/.dev-ready
+	@echo "Setting up $(SERVE) ..."
+	@$(PYTHON) -m venv --clear $(SERVE)
+	@$(SERVE)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes -r $<
+	@$(SERVE)/bin/python -c "import sysconfig as s; from pathlib import Path; own = s.get_path('purelib'); \
+		below = Path('$(VENV)').resolve() / Path(own).relative_to(Path('$(SERVE)').resolve()); \
+		Path(own, 'below.pth').write_text(f'import site; site.addsitedir({str(below)!r})\n')"
+	@touch $@
+
+serve-test: $(SERVE)/.ready
+	@$(SERVE)/bin/python -m pytest -q -m "not slow" $(SERVED)
+
+serve-slow: $(SERVE)/.ready
+	@$(SERVE)/bin/python -m pytest -q -m slow $(SERVED)
 
 bench: $(VENV)/.dev-ready
 	@$(BIN)/python -m benchmarks
@@ -98,5 +118,5 @@ release-check: $(VENV)/.run-ready
 	@ls -l dist
 
 clean:
-	rm -rf $(VENV) $(DOCS) $(FRESH) site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \
+	rm -rf $(VENV) $(DOCS) $(SERVE) $(FRESH) site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \
 		build dist src/*.egg-info

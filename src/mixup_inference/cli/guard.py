@@ -1,4 +1,4 @@
-"""The commands `guard ...`: calibrate a guard, ask it about pictures, check it, export it."""
+"""The commands `guard ...`: calibrate a guard, use it on pictures, check, export and serve it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from cyclopts import App, Parameter
 from mixup_inference.cli.console import examples, say, say_columns
 from mixup_inference.cli.options import DataRoot, Flag
 from mixup_inference.errors import InputError
+from mixup_inference.serving.limits import Limits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
 
 guard_app = App(
     name="guard",
-    help="A classifier that flags suspicious inputs: calibrate it, use it, check it, export it.",
+    help="A classifier that flags suspicious inputs: calibrate, use, check, export and serve it.",
     help_epilogue=examples(
         "guard fit                                   # on digits, without a download",
         "guard fit -o my-guard --data cifar10 --weights cifar10-mixup --evaluate",
         "guard predict my-guard picture.png",
         "guard check my-guard new-clean-pictures/",
         "guard export my-guard guard.onnx",
+        "guard serve my-guard",
     ),
     help_format="plaintext",
 )
@@ -226,6 +228,70 @@ def export(
         if part.exists():
             say(f"{part} ({part.stat().st_size / 1e6:.1f} MB)")
     say("It answers as the guard does, for images of the pool.")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Serve:
+    """Where a guard is served, and what the server accepts."""
+
+    host: str = "127.0.0.1"
+    "Address to listen on; only programs of this machine reach the default."
+
+    port: int = 8080
+    "Port to listen on; 0 for any that is free."
+
+    name: str = "guard"
+    "Name of the model in the addresses /v2/models/NAME/..."
+
+    token_file: Path | None = None
+    "File with the token that requests must carry; else $MIXUP_INFERENCE_TOKEN, else none."
+
+    max_batch: int = Limits.max_batch
+    "Images computed at once."
+
+    max_wait_ms: float = Limits.max_wait_ms
+    "Milliseconds that an image waits for others to share its batch."
+
+    max_queue: int = Limits.max_queue
+    "Images that wait, of all requests together; more are answered with 429."
+
+    max_body: int = Limits.max_body
+    "Bytes of a request; more are answered with 413."
+
+    max_pixels: int = Limits.max_pixels
+    "Pixels of a picture."
+
+    timeout: float = Limits.timeout
+    "Seconds for sending a request, again for its answer, and for shutting down."
+
+    max_connections: int = Limits.max_connections
+    "Connections open at once."
+
+    allow_seeds: Flag = False
+    "Requests may name their seeds. Whoever knows the seeds attacks a fixed function."
+
+
+@guard_app.command(
+    help_epilogue=examples(
+        "guard serve my-guard", "guard serve my-guard --host 0.0.0.0 --token-file token.txt"
+    )
+)
+def serve(
+    folder: Folder,
+    /,
+    *,
+    what: Serve = Serve(),  # noqa: B008 (frozen)
+    quiet: Annotated[Flag, Parameter(name=["--quiet", "-q"], help="No line a request.")] = False,
+) -> None:
+    """Answer requests over HTTP: the Open Inference Protocol, and pictures at /classify.
+
+    An attack that knows the guard is not flagged. SIGTERM ends it when all that was accepted is
+    answered. Needs `pip install mixup-inference[serve]`.
+    """
+    from mixup_inference.cli.guard_serve import serve_guard  # noqa: PLC0415 (--help without it)
+
+    serve_guard(folder, what, quiet=quiet)
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ class ImageFile:
     grey: bool = False
     problem: str | None = None  # why it cannot be read
     content: bytes | None = None  # if it is not on disk
+    max_pixels: int = MAX_PIXELS
 
 
 @contextmanager
@@ -60,8 +61,10 @@ def _with_image(file: ImageFile, use: Callable[[Image.Image], None]) -> None:
             raise ValueError("not a regular file, or a broken link")
         source = file.path if file.content is None else io.BytesIO(file.content)
         with Image.open(source, formats=FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise ValueError(f"{image.width}x{image.height} is more than {MAX_PIXELS:,} pixels")
+            if image.width * image.height > file.max_pixels:
+                raise ValueError(
+                    f"{image.width}x{image.height} is more than {file.max_pixels:,} pixels"
+                )
             use(image)
     except UnidentifiedImageError:
         file.problem = "not a PNG, JPEG or WebP image"
@@ -97,13 +100,16 @@ def read_image(item: tuple[ImageFile, npt.NDArray[np.uint8]]) -> None:
     _with_image(file, decode)
 
 
-def read_picture(source: Path | bytes, shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
+def read_picture(
+    source: Path | bytes, shape: tuple[int, int, int], max_pixels: int = MAX_PIXELS
+) -> npt.NDArray[np.uint8]:
     """One picture, scaled until it just covers (channels, height, width), its centre cut out.
 
     InputError says why it cannot be read.
     """
     path, content = (Path("picture"), source) if isinstance(source, bytes) else (source, None)
-    file, row = ImageFile(path, 0, test=False, content=content), np.empty(shape, dtype=np.uint8)
+    file = ImageFile(path, 0, test=False, content=content, max_pixels=max_pixels)
+    row = np.empty(shape, dtype=np.uint8)
     with pillow_warnings():
         read_image((file, row))
     if file.problem is not None:

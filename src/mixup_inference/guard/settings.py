@@ -22,7 +22,7 @@ class Settings(Table):
     sampling: Literal["independent", "stratified"] = "independent"
     control_variate: bool = False
     stop: Stop | None = "likely"
-    error: float = Field(default=0.05, gt=0, le=0.5)
+    error: float = Field(default=0.03, gt=0, le=0.5)
     engine: str = "folded"
     seed: NotNegative = 0
 

@@ -1,0 +1,1 @@
+"""A guard behind HTTP: the Open Inference Protocol, batched, bounded and measured."""
