@@ -236,7 +236,7 @@ def test_help_shows_examples_everywhere():
         (["runs", "show", "nowhere"], "no run 'nowhere' in runs"),
         (["runs", "show"], "RUN"),
         (["runs", "verify", "nowhere"], "no run 'nowhere' in runs"),
-        (["runs", "clean"], "say which runs"),
+        (["runs", "clean"], "name the runs to clean"),
         (["runs", "clean", "..", "--yes"], "no run '..'"),
         (["data", "get", "cifar"], "did you mean 'cifar10'"),
         (["data", "verify", "cifar10", "--data-root", "."], "CIFAR-10 is not in"),
