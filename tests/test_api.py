@@ -41,6 +41,7 @@ def test_type_checkers_see_what_the_table_has():
     [
         ("import mixup_inference", ["torch", "sklearn", "matplotlib", "lightning_fabric"]),
         ("import mixup_inference.cli", ["torch", "sklearn", "matplotlib", "lightning_fabric"]),
+        ("import mixup_inference.cli.guard_serve", ["torch", "kserve", "fastapi", "uvicorn"]),
         ("from mixup_inference import *", ["sklearn", "matplotlib", "lightning_fabric"]),
     ],
 )

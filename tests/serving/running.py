@@ -146,11 +146,16 @@ def in_threads(functions):
     results = [None] * len(functions)
 
     def call(place, function):
-        results[place] = function()
+        try:
+            results[place] = function()
+        except BaseException as error:
+            results[place] = error
 
     threads = [threading.Thread(target=call, args=pair) for pair in enumerate(functions)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE)
+    for error in (result for result in results if isinstance(result, BaseException)):
+        raise error
     return results

@@ -184,6 +184,17 @@ def test_closing_answers_what_was_accepted_and_nothing_more():
     play(scene, max_batch=2, max_wait_ms=LONG)
 
 
+def test_in_a_hurry_nothing_waits_but_all_is_accepted():
+    async def scene(batcher, engine):
+        first = asyncio.create_task(batcher.submit(image(1), seeds(1)))
+        await settled(batcher, waiting=1, begun=0)
+        batcher.hurry()
+        assert float((await first).label) == 1
+        assert float((await batcher.submit(image(2), seeds(1))).label) == 2
+
+    play(scene, max_batch=100, max_wait_ms=LONG)
+
+
 def test_what_waits_for_company_is_answered_at_once_when_closing():
     async def scene(batcher, engine):
         call = asyncio.create_task(batcher.submit(image(3), seeds(1)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from dataclasses import fields
 from importlib.util import find_spec
 from ipaddress import ip_address
@@ -41,8 +42,10 @@ def serve_guard(folder: Path, what: Serve, *, quiet: bool) -> None:
             stacklevel=2,
         )
     logging.getLogger("mixup_inference.serving").setLevel("WARNING" if quiet else "INFO")
+    arguments, sys.argv = sys.argv, sys.argv[:1]  # kserve parses them when it is imported
     from mixup_inference.serving.server import serve  # noqa: PLC0415 (slow to import)
 
+    sys.argv = arguments
     serve(
         folder, host=what.host, port=what.port, name=what.name, limits=limits, token=token, say=say
     )

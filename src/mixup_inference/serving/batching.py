@@ -34,7 +34,7 @@ class Backend(Protocol):
         """Answer for checked images, NCHW, with one int64 seed each; Refusal if it is full."""
 
     def hurry(self) -> None:
-        """Accept nothing more, and let nothing wait for company."""
+        """The end is near: let nothing wait for company any more."""
 
     async def close(self) -> None:
         """Answer what was accepted, and accept nothing more."""
@@ -75,7 +75,7 @@ class Batcher:
         self._predict, self._observe = predict, observe
         self._jobs: deque[Job] = deque()
         self._changed = asyncio.Event()
-        self._closing = False
+        self._closing = self._hurried = False
         self._seconds_per_row = 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._task = asyncio.create_task(self._run())
@@ -99,13 +99,14 @@ class Batcher:
 
     async def close(self) -> None:
         """Answer what was accepted, and accept nothing more."""
+        self._closing = True
         self.hurry()
         await self._task
         self._thread.shutdown(wait=False)
 
     def hurry(self) -> None:
-        """Accept nothing more, and let nothing wait for company."""
-        self._closing = True
+        """The end is near: let nothing wait for company any more."""
+        self._hurried = True
         self._changed.set()
 
     def _leave(self, jobs: list[Job]) -> None:
@@ -128,7 +129,7 @@ class Batcher:
                 if self._closing:
                     return []
                 await self._change(None)
-            elif self._closing or self.rows >= self.limits.max_batch:
+            elif self._hurried or self.rows >= self.limits.max_batch:
                 return self._take()
             else:
                 age = time.monotonic() - self._jobs[0].since

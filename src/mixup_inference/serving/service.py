@@ -76,7 +76,7 @@ class Service:
         LOG.info("The guard is ready.")
 
     def hurry(self) -> None:
-        """The server shuts down: let nothing wait for company."""
+        """The server shuts down: let nothing wait for company any more."""
         if self._backend is not None:
             self._backend.hurry()
 
