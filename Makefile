@@ -12,7 +12,7 @@ TORCH  := torch==2.13.0
 SPEC   ?= digits
 SERVED := tests/serving src/mixup_inference/serving "tests/test_docs.py::test_the_code_of_a_page_runs[serving]"
 
-.PHONY: help run test slow serve-test serve-slow bench lint format docs pages modules cards release-check clean
+.PHONY: help run test slow serve-test serve-slow serve-bench bench lint format docs pages modules cards release-check clean
 
 help:
 	@echo "make run     set up, then run the digits experiment (SPEC=name or file for another)"
@@ -20,6 +20,7 @@ help:
 	@echo "make slow    the tests that take minutes"
 	@echo "make serve-test  the tests of the server, in .venv-serve (serve-slow: those that take minutes)"
 	@echo "make bench   measure speed against the limit and against peers (some minutes)"
+	@echo "make serve-bench  measure the server against the bare model behind it (10 minutes)"
 	@echo "make lint    formatting, lint, types, import layers"
 	@echo "make format  apply the formatter"
 	@echo "make docs    build the documentation into site/"
@@ -70,6 +71,9 @@ serve-test: $(SERVE)/.ready
 
 serve-slow: $(SERVE)/.ready
 	@$(SERVE)/bin/python -m pytest -q -m slow $(SERVED)
+
+serve-bench: $(SERVE)/.ready
+	@$(SERVE)/bin/python -m benchmarks.serving
 
 bench: $(VENV)/.dev-ready
 	@$(BIN)/python -m benchmarks

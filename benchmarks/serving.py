@@ -32,7 +32,7 @@ FOLDER = Path(__file__).parent
 SERVERS = ("bare model", "guard, plain", "guard")
 CONNECTIONS = (1, 8, 64)
 MODELS = {"small_cnn, 8x8": "digits-mixup", "fast_resnet, 32x32": "cifar10-mixup"}
-ROUNDS, SECONDS = 3, 8.0
+ROUNDS, SECONDS = 3, 5.0
 
 
 class Bare:
