@@ -196,36 +196,8 @@ async def until_ready(port: int) -> None:
         await asyncio.sleep(0.1)
 
 
-def table(results: dict[str, Any]) -> str:
-    """The results in Markdown: ratios, and what they are made of."""
-    lines = [
-        "| network | connections | server | requests/s | times (b) | p50 (ms) | p99 (ms) |",
-        "|---|---:|---|---:|---:|---:|---:|",
-    ]
-    for network, found in results["networks"].items():
-        for count in CONNECTIONS:
-            plain = found["servers"]["guard, plain"][str(count)]["rate"]
-            for letter, kind in zip("abc", SERVERS, strict=True):
-                cell = found["servers"][kind][str(count)]
-                lines.append(
-                    f"| {network} | {count} | ({letter}) {kind} | {cell['rate']:.0f} | "
-                    f"{cell['rate'] / plain:.1f} | {1000 * cell['p50']:.1f} | "
-                    f"{1000 * cell['p99']:.1f} |"
-                )
-    lines.append("")
-    for network, found in results["networks"].items():
-        served = found["servers"]["guard"][str(CONNECTIONS[-1])]["rate"]
-        direct = found["engine"]
-        lines.append(
-            f"- {network}: {found['draws']:.1f} draws for a clean image on average. Called "
-            f"directly with batches of 64, the guard answers {direct:.0f} images a second, "
-            f"{direct / served:.2f} times what the server does at 64 connections."
-        )
-    return "\n".join(lines)
-
-
 def main() -> None:
-    """Measure all, and write serving.json."""
+    """Measure all, and write serving.json; `make pages` puts it into docs/serving.md."""
     torch.set_num_threads(1)
     networks = {title: measure(name) for title, name in MODELS.items()}
     results = {
@@ -238,9 +210,7 @@ def main() -> None:
         "seconds": SECONDS,
         "networks": networks,
     }
-    results = json.loads(json.dumps(results))
     (FOLDER / "serving.json").write_text(json.dumps(results, indent=1) + "\n")
-    print(table(results))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ A table stands between two comments, the first of which says what it shows:
 - `detection cifar10-study 0.5`: AUC of the detectors at this lambda, deviation from linearity;
 - `shrinkage cifar10`: accuracy on parts of a perturbation;
 - `field digits-field`: all defences on all models;
-- `detectors digits-field`: all detectors under attack.
+- `detectors digits-field`: all detectors under attack;
+- `serving`: requests a second and latencies, of benchmarks/serving.json.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ from mixup_inference.reporting.tables import adaptive_lines, table_lines
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 PICTURES = ROOT / "docs" / "pictures"
-PAGES = [ROOT / "README.md", ROOT / "docs/results.md", *sorted(ROOT.glob("docs/results/*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "docs/results.md",
+    ROOT / "docs/serving.md",
+    *sorted(ROOT.glob("docs/results/*.md")),
+]
 #: Figures that the pages show, as docs/pictures/RUN-FIGURE.png.
 FIGURES = {
     "cifar10-figures": ("tradeoff-mixup", "auc-mixup"),
@@ -63,6 +69,7 @@ def _table(words: list[str]) -> str:
         "detection": lambda run, lam: detected(read(run), float(lam)),
         "field": lambda run: field(read(run)),
         "detectors": lambda run: detectors(read(run)),
+        "serving": lambda: served(json.loads((ROOT / "benchmarks/serving.json").read_text())),
         "shrinkage": lambda run: shrunk(read(run, "shrinkage.json"), read(run)),
     }
     if kind not in made:
@@ -237,29 +244,40 @@ def detectors(results: dict[str, Any]) -> str:
     return "\n".join(table_lines(head, rows))
 
 
+def served(results: dict[str, Any]) -> str:
+    """Requests a second of each server by network and connections, and the guard's latencies."""
+    head = ["network", "connections", "(a)", "(b)", "(c)", "(c) / (b)", "p50 (ms)", "p99 (ms)"]
+    rows = []
+    for network, found in results["networks"].items():
+        for count, guard in found["servers"]["guard"].items():
+            rates = [by_count[count]["rate"] for by_count in found["servers"].values()]
+            times = [f"{1000 * guard[name]:.0f}" for name in ("p50", "p99")]
+            ratio = f"{rates[2] / rates[1]:.1f}"
+            rows.append([network, count, *map("{:.0f}".format, rates), ratio, *times])
+    return "\n".join(table_lines(head, rows))
+
+
 def _undefended(results: dict[str, Any]) -> dict[str, str]:
     """What the row of each model without a defence is called."""
     return {row["model"]: row["title"] for row in results["rows"] if row["defense"] == "none"}
 
 
 def judged(runs: list[dict[str, Any]]) -> str:
-    """Every claim that one of the runs has something to say about; which run, if there are more.
+    """A table for each place of the paper: its claims, and what the runs say of them.
 
     What the paper says in one place is judged by the first run on the same data that can.
     """
-    several = len(runs) > 1
     judge: dict[tuple[str, str], str] = {}
-    head = ["claim", "where", *["run"] * several, "verdict", "measured"]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    tables: dict[str, list[str]] = {}
     for results in runs:
         for c in claims(results):
             where = results["spec"]["data"]["name"], c.source
             if judge.setdefault(where, results["name"]) != results["name"]:
                 continue
-            run = [f"`{results['name']}`"] * several
-            cells = [c.statement, c.source, *run, f"**{c.verdict}**", c.evidence]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            cells = [c.statement, f"`{results['name']}`", f"**{c.verdict}**", c.evidence]
+            tables.setdefault(c.source, []).append(f"| {' | '.join(cells)} |")
+    head = ["| claim | run | verdict | measured |", "|---|---|---|---|"]
+    return "\n\n".join("\n".join([f"## {w}", "", *head, *t]) for w, t in tables.items())
 
 
 def pictures() -> list[Path]:

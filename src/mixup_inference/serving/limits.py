@@ -13,7 +13,8 @@ class Limits:
 
     Attributes:
         max_batch: images that the guard computes at once.
-        max_wait_ms: how long an image waits for others to share its batch.
+        max_wait_ms: how long an image waits for others to share its batch; with 0 a batch takes
+            what has come while the one before was computed.
         max_queue: images that wait, of all requests together; also the most of one request.
         max_body: bytes of a request.
         max_pixels: of a picture.
@@ -23,7 +24,7 @@ class Limits:
     """
 
     max_batch: int = 64
-    max_wait_ms: float = 5.0
+    max_wait_ms: float = 0.0
     max_queue: int = 1024
     max_body: int = 16_000_000
     max_pixels: int = 16_000_000
