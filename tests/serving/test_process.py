@@ -108,6 +108,7 @@ def test_quiet_means_no_line_a_request_and_pictures_are_recognised(folder):
     [
         (("nowhere", "--port", "0"), "holds no guard"),
         (("nowhere", "--max-queue", "0"), "--max-queue must be more than 0"),
+        (("nowhere", "--max-wait-ms", "-1"), "--max-wait-ms must be at least 0"),
         (("nowhere", "--token-file", "missing.txt"), "missing.txt"),
         (("nowhere", "--port", "99999"), "cannot listen on 127.0.0.1, port 99999"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from dataclasses import fields
+from dataclasses import asdict, fields
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
@@ -18,6 +18,8 @@ from mixup_inference.serving.limits import Limits
 
 #: Of the extra ``serve``.
 NEEDED = ("kserve", "fastapi", "uvicorn", "prometheus_client", "python_multipart")
+#: Of the limits.
+MAY_BE_ZERO = ("allow_seeds", "max_wait_ms")
 TOKEN = "MIXUP_INFERENCE_TOKEN"  # noqa: S105 (where it is, not what)
 
 
@@ -30,10 +32,10 @@ def serve_guard(folder: Path, what: Serve, *, quiet: bool) -> None:
             "Run `pip install mixup-inference[serve]`."
         )
     limits = Limits(**{f.name: getattr(what, f.name) for f in fields(Limits)})
-    for field in fields(Limits):
-        if field.name != "allow_seeds" and not getattr(limits, field.name) > 0:
-            option = field.name.replace("_", "-")
-            raise InputError(f"--{option} must be more than 0; saw {getattr(limits, field.name)}.")
+    for name, value in asdict(limits).items():
+        least = "at least" if name in MAY_BE_ZERO else "more than"
+        if not (value >= 0 if name in MAY_BE_ZERO else value > 0):
+            raise InputError(f"--{name.replace('_', '-')} must be {least} 0; saw {value}.")
     token = _token(what.token_file)
     if token is None and not _is_loopback(what.host):
         warn(

@@ -74,10 +74,10 @@ def export_guard(
     """
     path = Path(path)
     kind = _format(path, format)
-    for name in LIBRARIES[kind]:
-        library(name)
     if not path.absolute().parent.is_dir():
         raise InputError(f"there is no folder {path.absolute().parent}.")
+    for name in LIBRARIES[kind]:
+        library(name)
     program = _program(guard, narrow=narrow)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.absolute().parent) as folder:
         temporary = Path(folder) / path.name
