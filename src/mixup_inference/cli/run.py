@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from threading import Timer, main_thread
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -104,6 +107,38 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def kept_interrupts(seconds: float = 5.0) -> Iterator[None]:
+    """End with KeyboardInterrupt after Ctrl-C, even if a library loses it.
+
+    Compiled code may turn an interrupt into an error of its own, or drop it; then it is sent again
+    after some seconds.
+    """
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not (is_default and hasattr(signal, "pthread_kill")):  # Windows has none
+        yield
+        return
+    again: list[Timer] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        again.append(Timer(seconds, signal.pthread_kill, [main_thread().ident, number]))
+        again[-1].daemon = True
+        again[-1].start()
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except Exception as error:
+        if again:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for timer in again:
+            timer.cancel()
+
+
 def work(stage: str, spec: Spec, common: Common, processes: Processes = ALONE) -> None:
     """Do one stage of an experiment, telling the terminal about it."""
     started = time.perf_counter()
@@ -121,7 +156,8 @@ def work(stage: str, spec: Spec, common: Common, processes: Processes = ALONE) -
                     f"made with {others}; what depends on these versions is computed again."
                 )
             try:
-                paths = _run_stage(stage, experiment, callback)
+                with kept_interrupts():
+                    paths = _run_stage(stage, experiment, callback)
             except KeyboardInterrupt:
                 callback.say(
                     f"\nStopped. What was finished is in {experiment.folder}; continue with:\n"
